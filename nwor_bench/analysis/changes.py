@@ -29,7 +29,7 @@ from nwor_bench.analysis.engine_times import adaptive_tokens
 from nwor_bench.analysis.paired import LATENCY_MS, WINDOW_MS, pair_times
 from nwor_bench.analysis.stored_run import StoredRun
 from nwor_bench.analysis.worth import Measured, arm_of, times_of
-from nwor_bench.records.cell import ADAPTIVE, Cell, Count
+from nwor_bench.records.cell import ADAPTIVE, Cell, Count, method_of
 from nwor_bench.records.types import CellResult
 from nwor_bench.stats.interval import Interval, combined, quotient
 from nwor_bench.stats.paired import MIN_BLOCKS, paired_ratio
@@ -213,7 +213,7 @@ def _tokens_change(base: Measured, new: Measured, k: Count) -> Interval | None:
         if earlier is None or later is None:
             return None
         return Interval.of(log(later / earlier), 0.0, 1, 0)
-    if named_rates(base.run) is not None:
+    if method_of(k) in named_rates(base.run):
         return Interval.of(0.0, 0.0, 1, 0)
     before, after = (by_prompt(requests_of(data.run, [k])) for data in (base, new))
     prompts = sorted(before.keys() & after.keys())

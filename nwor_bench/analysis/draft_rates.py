@@ -13,7 +13,15 @@ from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from nwor_bench.analysis.verdicts import verdict
-from nwor_bench.records.cell import ADAPTIVE, Count, fixed_counts
+from nwor_bench.records.cell import (
+    ADAPTIVE,
+    Count,
+    Fixed,
+    MethodCount,
+    fixed_counts,
+    method_of,
+    number_of,
+)
 from nwor_bench.records.types import Verdict
 from nwor_bench.stats.interval import ENDS, TWO_SIDED, Interval, combined, flat
 from nwor_bench.stats.multiple import at_once
@@ -45,11 +53,20 @@ class Rate:
     """Verdict on `staged`; None if that did not run."""
     adaptive: bool = False
     """vLLM decides how many of `drafts` drafts a request verifies."""
+    method: str | None = None
+    """The method that drafts, if the run compares several."""
 
     @property
     def count(self) -> Count:
         """The draft count that the rate is of."""
+        if self.method is not None:
+            return MethodCount(self.method, self.drafts)
         return ADAPTIVE if self.adaptive else self.drafts
+
+    @property
+    def is_tax(self) -> bool:
+        """True for a method that is loaded and drafts nothing: what that costs."""
+        return self.method is not None and not self.drafts
 
     def to_dict(self) -> dict[str, Any]:
         """Flat values for JSON and CSV files."""
@@ -68,7 +85,20 @@ def best_rate(rates: Iterable[Rate]) -> tuple[Rate, Interval] | None:
 RATE_COLUMNS = (
     *("requests", "drafts", *ENDS, "verdict", "time_ratio", "tokens", "groups"),
     *("stage_ratio", "stage_low", "stage_high", "stage_verdict", "stage_groups", "adaptive"),
+    "method",
 )
+
+
+@dataclass(frozen=True)
+class Next:
+    """What the best draft count is compared with beside plain decoding, at one batch size."""
+
+    count: Count
+    """The best of another method, or plain decoding."""
+    over: Interval
+    """Tokens per second of the best over it."""
+    verdict: Verdict
+    """Verdict on `over`."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +107,10 @@ class Worth:
 
     rates: tuple[Rate, ...]
     """By batch size, then draft count; k = 0 is left out."""
-    best: Mapping[int, int]
+    best: Mapping[int, Fixed]
     """Draft count to use at each batch size at which one was measured; a larger one only if its
-    gain over the smaller is sure: its interval excludes 1, and it exceeds the noise."""
+    gain over the smaller is sure: its interval excludes 1, and it exceeds the noise. Of several
+    methods the one with the most tokens per second."""
     texts: int
     """Different prompts behind the tokens."""
     noise: Mapping[int, Interval]
@@ -87,14 +118,17 @@ class Worth:
     least: Mapping[int, int] = field(default_factory=dict)
     """The smallest batch size of each class, by its largest, if classes were measured."""
 
-    best_staged: Mapping[int, int] = field(default_factory=dict)
+    best_staged: Mapping[int, Fixed] = field(default_factory=dict)
     """`best` if the server stages; empty if no count was staged."""
 
     by_engines: bool = False
     """Each draft count had an engine of its own: none changed its count."""
 
-    best_fixed: int | None = None
+    best_fixed: Fixed | None = None
     """One draft count for all batch sizes at which every count was measured; None without one."""
+
+    next_best: Mapping[int, Next] = field(default_factory=dict)
+    """The best of the other methods at each batch size; empty if the run has one method."""
 
     @property
     def unmeasured(self) -> list[int]:
@@ -117,7 +151,7 @@ class Worth:
         return ranges_of(self.best_staged, self.least)
 
 
-def ranges_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[int]]:
+def ranges_of(best: Mapping[int, Fixed], least: Mapping[int, int]) -> list[list[int]]:
     """[from, to, drafts] of batch sizes, as vLLM takes it. Between two measured sizes the smaller
     of their counts, below the smallest its own; vLLM goes on with the last one above the largest.
 
@@ -125,15 +159,15 @@ def ranges_of(best: Mapping[int, int], least: Mapping[int, int]) -> list[list[in
         best: draft count by batch size, or by a class's largest.
         least: the smallest size of each class.
     """
-    sizes = sorted(best)
+    sizes, numbers = sorted(best), {size: number_of(count) for size, count in best.items()}
     ranges: list[list[int]] = []
     begin = 1
     for size, coming in zip_longest(sizes, sizes[1:]):
-        ranges.append([begin, size, best[size]])
+        ranges.append([begin, size, numbers[size]])
         begin = size + 1
         first = begin if coming is None else least.get(coming, coming)
         if coming is not None and first > begin:
-            ranges.append([begin, first - 1, min(best[size], best[coming])])
+            ranges.append([begin, first - 1, min(numbers[size], numbers[coming])])
             begin = first
     merged: list[list[int]] = []
     for first, last, drafts in ranges:
@@ -150,7 +184,7 @@ class TokensByCount(Protocol):
     def mean(self, k: Count) -> float | None:
         """Tokens at this draft count; None if they are not known."""
 
-    def difference(self, k: Count, other: int) -> Interval | None:
+    def difference(self, k: Count, other: Fixed) -> Interval | None:
         """Log tokens at k over those at another count; None if they are not known."""
 
 
@@ -203,6 +237,7 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Wo
         texts: different prompts behind the tokens.
     """
     rates, best, noise, best_staged, measured = [], {}, {}, {}, []
+    next_best: dict[int, Next] = {}
     for size in sorted(sizes, key=lambda size: size.requests):
         aa = size.times.get(None)
         if aa is not None:
@@ -211,6 +246,8 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Wo
         rates += size_rates
         if any(rate.ratio is not None for rate in size_rates):
             best[size.requests] = _best([size], counts)
+            if (other := _next(size, best[size.requests], counts)) is not None:
+                next_best[size.requests] = other
         if all(r.ratio is not None for r in size_rates if r.verdict != Verdict.INVALID):
             measured.append(size)
         both = {k: (size.times[k], over) for k, over in size.staged.items() if k in size.times}
@@ -220,32 +257,64 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Wo
             best_staged[size.requests] = _best([replace(size, times=times)], counts)
     least = {size.requests: size.least for size in sizes if size.least < size.requests}
     fixed = _best(measured, counts) if set(best) & {size.requests for size in measured} else None
-    return Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
+    worth = Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
+    return replace(worth, next_best=next_best)
 
 
 _NONE = Interval(0.0, 0.0, 0.0, count=0, p_value=1.0, error=0.0, degrees=1)
 """Log of the time at k = 0 over itself."""
 
 
-def _best(sizes: Sequence[AtSize], counts: Sequence[Count]) -> int:
-    """The draft count to use at all of these sizes: a larger one only if its gain over the smaller
-    is sure. Of several sizes the mean gain counts (of logs), with the mean of the bounds: their
-    tokens are the same texts', so their errors do not average out."""
-    chosen = 0
+def _best(sizes: Sequence[AtSize], counts: Sequence[Count]) -> Fixed:
+    """The draft count to use at all of these sizes: of each method a larger one only if its gain
+    over the smaller is sure, and of methods that pay the one with the highest gain."""
+    gains: dict[Fixed, float] = {0: 0.0}
+    for k in _best_by_method(sizes, counts).values():
+        gain = _mean_gain(sizes, k, 0, len(counts)) if k else None
+        gains |= {} if gain is None else {k: gain.value}
+    return max(gains, key=lambda k: gains[k])
+
+
+def _best_by_method(sizes: Sequence[AtSize], counts: Sequence[Count]) -> dict[str | None, Fixed]:
+    """Each method's draft count to use, 0 if none surely pays."""
+    chosen: dict[str | None, Fixed] = {}
     for k in fixed_counts(counts):
-        gains = [_gain(size, k, chosen, len(counts)) for size in sizes]
-        known = [g for g in gains if g is not None]
+        now = chosen.setdefault(method_of(k), 0)
+        gain = _mean_gain(sizes, k, now, len(counts))
         floors = [size.floor for size in sizes if size.floor is not None]
-        if len(known) == len(floors) == len(sizes):
-            gain = replace(
-                min(known, key=lambda gain: gain.count),
-                value=fmean(gain.value for gain in known),
-                low=fmean(gain.low for gain in known),
-                high=fmean(gain.high for gain in known),
-            )
-            if _verdict(gain, fmean(floors), small_counts=True) == Verdict.FASTER:
-                chosen = k
+        if gain is None or len(floors) < len(sizes):
+            continue
+        if _verdict(gain, fmean(floors), small_counts=True) == Verdict.FASTER:
+            chosen[method_of(k)] = k
     return chosen
+
+
+def _mean_gain(sizes: Sequence[AtSize], k: Count, other: Fixed, counts: int) -> Interval | None:
+    """The mean gain of k over another count (of logs), with the mean of the bounds: the sizes'
+    tokens are the same texts', so their errors do not average out. None if one lacks it."""
+    gains = [_gain(size, k, other, counts) for size in sizes]
+    known = [gain for gain in gains if gain is not None]
+    if not known or len(known) < len(sizes):
+        return None
+    return replace(
+        min(known, key=lambda gain: gain.count),
+        value=fmean(gain.value for gain in known),
+        low=fmean(gain.low for gain in known),
+        high=fmean(gain.high for gain in known),
+    )
+
+
+def _next(size: AtSize, best: Fixed, counts: Sequence[Count]) -> Next | None:
+    """The best count of the other methods and plain decoding; None for a run of one method."""
+    fixed = fixed_counts(counts)
+    if not any(map(method_of, fixed)):
+        return None
+    others = [k for k in (0, *fixed) if k != best and (not best or method_of(k) != method_of(best))]
+    gains = {k: gain for k in others if (gain := _gain(size, best, k, len(counts))) is not None}
+    if not gains:
+        return None
+    count, gain = min(gains.items(), key=lambda entry: entry[1].value)
+    return Next(count, gain.exp(), _verdict(gain, size.floor, small_counts=True))
 
 
 def _verdict(gain: Interval, floor: float | None, *, small_counts: bool = False) -> Verdict:
@@ -262,7 +331,7 @@ def _rate(size: AtSize, k: Count, counts: Sequence[Count]) -> Rate:
     outcome = Verdict.NOT_MEASURED if gain is None else _verdict(gain, size.floor)
     rate = Rate(
         requests=size.requests,
-        drafts=max(fixed_counts(counts), default=0) if k is ADAPTIVE else k,
+        drafts=max(map(number_of, counts), default=0) if k is ADAPTIVE else number_of(k),
         ratio=None if gain is None else gain.exp(),
         verdict=size.refused.get(CountArm(k), str(outcome)),
         time_ratio=None if time is None else exp(time.value),
@@ -270,6 +339,7 @@ def _rate(size: AtSize, k: Count, counts: Sequence[Count]) -> Rate:
         groups=0 if time is None else time.count,
         stage_verdict=size.refused.get(CountArm(k, staged=True)),
         adaptive=k is ADAPTIVE,
+        method=method_of(k),
     )
     if (over := size.staged.get(k)) is None:
         return rate
@@ -280,7 +350,7 @@ def _rate(size: AtSize, k: Count, counts: Sequence[Count]) -> Rate:
     return replace(rate, staged=staged.exp(), stage_verdict=verdict_of_it)
 
 
-def _gain(size: AtSize, k: Count, other: int, counts: int) -> Interval | None:
+def _gain(size: AtSize, k: Count, other: Fixed, counts: int) -> Interval | None:
     """The gain of k over another count, with the interval that holds for all counts together; None
     if a part was not measured."""
     times = {0: _NONE, **size.times}
@@ -307,7 +377,7 @@ class SpanTokens:
         log_tokens = self.logs.get(k)
         return None if log_tokens is None else exp(log_tokens.value)
 
-    def difference(self, k: Count, other: int) -> Interval | None:
+    def difference(self, k: Count, other: Fixed) -> Interval | None:
         """Log tokens at k over those at another count, as if by other requests: what both have in
         common would make the error smaller. None if one has too few spans."""
         known = {0: Interval.of(0.0, 0.0, 1, 0), **self.logs}

@@ -6,7 +6,7 @@ Whole batches may be cut shorter than the scenario's outputs. They count as if t
 length, with the same acceptance and the same loss at the end.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import exp, log
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from nwor_bench.analysis.engine_times import steps_of
 from nwor_bench.analysis.invariants import windows_by_batch
-from nwor_bench.records.cell import ADAPTIVE, Count
+from nwor_bench.records.cell import ADAPTIVE, Count, Fixed, method_of, number_of
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.store import RunData
@@ -27,12 +27,21 @@ MIN_PROMPTS = 3
 """Fewest prompts whose acceptance gives an interval."""
 
 
-def named_rates(run: RunData) -> list[float] | None:
-    """Share of windows that accept draft 1, 2, ... if acceptance is synthetic; None if it is not.
+Rates = Mapping[str | None, Sequence[float]]
+"""Named acceptance by method; None: of a run that has one."""
+
+
+def named_rates(run: RunData) -> Rates:
+    """Share of windows that accept draft 1, 2, ..., of the methods whose acceptance is synthetic.
 
     vLLM's are unconditional: the share of windows that accept that draft and all before it.
     """
-    return (run.header.spec.speculative_config or {}).get(ACCEPTANCE_RATES)
+    spec = run.header.spec
+    shared = (spec.speculative_config or {}).get(ACCEPTANCE_RATES)
+    if not spec.arms:
+        return {} if shared is None else {None: shared}
+    every = {name: arm.get(ACCEPTANCE_RATES, shared) for name, arm in spec.arms.items()}
+    return {name: rates for name, rates in every.items() if rates is not None}
 
 
 def expected_tokens(rates: Sequence[float], most: int | None) -> float:
@@ -49,24 +58,25 @@ def expected_tokens(rates: Sequence[float], most: int | None) -> float:
     return (len(windows) - 1) / windows[-1] if len(windows) > 1 else sum(reach)
 
 
-Counts = dict[int, tuple[float, ...]]
+Counts = dict[Fixed, tuple[float, ...]]
 """By draft count a request's windows and the accepted drafts that it got in them (`steps_of`)."""
 
 Request = tuple[str, Counts]
 """A prompt, and the counts of one request."""
 
 
-def requests_of(run: RunData, counts: Sequence[int]) -> Iterator[Request]:
+def requests_of(run: RunData, counts: Sequence[Fixed]) -> Iterator[Request]:
     """Requests that whole batches of every draft count ran.
 
     A prompt is known by its id in the run's plan; without a plan by the text that k = 0 gave.
     """
     prompts = {block.block: block.prompt_ids for block in run.header.blocks or ()}
-    blocks: dict[tuple[Any, ...], dict[int, BatchRecord]] = {}
+    blocks: dict[tuple[Any, ...], dict[Fixed, BatchRecord]] = {}
     for batch in run.batches:
         k = batch.cell.drafts
-        if gives_tokens(run, batch) and isinstance(k, int) and batch.cell.stock_twin is None:
-            blocks.setdefault((batch.phase, batch.block), {})[k] = batch
+        own = None if k is ADAPTIVE or batch.cell.stock_twin is not None else k
+        if own is not None and gives_tokens(run, batch):
+            blocks.setdefault((batch.phase, batch.block), {})[own] = batch
     for batches in blocks.values():
         if 0 not in batches or not all(k in batches for k in counts):
             continue
@@ -156,12 +166,13 @@ class PromptTokens:
     def __init__(
         self,
         requests: Iterable[Request],
-        counts: Sequence[int],
-        rates: Sequence[float] | None,
+        counts: Sequence[Fixed],
+        rates: Rates,
         most: int | None = None,
         adaptive: float | None = None,
     ):
-        prompts = [{0: (1.0, 0.0)} | m for m in by_prompt(requests).values()]
+        plain: Counts = {0: (1.0, 0.0)}
+        prompts = [plain | m for m in by_prompt(requests).values()]
         self._rates, self._most, self._adaptive = rates, most, adaptive
         self._of = {
             k: np.array([m[k] for m in prompts], float).reshape(-1, 2).T for k in (0, *counts)
@@ -175,17 +186,17 @@ class PromptTokens:
         """Tokens at this draft count; None without requests."""
         if k is ADAPTIVE:
             return self._adaptive
-        known = self._rates is not None or len(self)
+        known = method_of(k) in self._rates or len(self)
         return exp(self._log(k)) if known and k in self._of else None
 
-    def difference(self, k: Count, other: int) -> Interval | None:
+    def difference(self, k: Count, other: Fixed) -> Interval | None:
         """Log tokens at k over those at another count: the same prompts, so only their own
-        difference scatters; None for too few prompts."""
+        difference scatters; None for too few prompts. Plain decoding has 1, without an error."""
         number = len(self)
         if k is ADAPTIVE:
             tokens = self._adaptive
             return None if tokens is None else Interval.of(log(tokens), 0.0, 1, number)
-        if self._rates is not None:
+        if all(count == 0 or method_of(count) in self._rates for count in (k, other)):
             return Interval.of(self._log(k) - self._log(other), 0.0, 1, number)
         if number < MIN_PROMPTS:
             return None
@@ -193,13 +204,17 @@ class PromptTokens:
         variance = (number - 1) * float(np.var(left_out))  # the jackknife's
         return Interval.of(self._log(k) - self._log(other), variance**0.5, number - 1, number)
 
-    def _log(self, k: int) -> float:
-        if self._rates is not None:
-            return log(expected_tokens(self._rates[:k], self._most))
+    def _log(self, k: Fixed) -> float:
+        if k == 0:
+            return 0.0
+        if (rates := self._rates.get(method_of(k))) is not None:
+            return log(expected_tokens(rates[: number_of(k)], self._most))
         windows, accepted = self._of[k]
         return float(np.log1p(accepted.sum() / windows.sum()))
 
-    def _logs_without(self, k: int) -> Values:
+    def _logs_without(self, k: Fixed) -> Values:
         """Log tokens of all prompts but one, for each."""
+        if method_of(k) in self._rates:
+            return np.full(len(self), self._log(k))
         windows, accepted = self._of[k]
         return np.log1p((accepted.sum() - accepted) / (windows.sum() - windows))

@@ -68,12 +68,13 @@ def _parameter(entry: Declared) -> inspect.Parameter:
     """What typer reads a flag from."""
     option, default = entry.option, _text(entry.written_default)
     kind = bare(entry.written)
-    kind = kind if kind in (bool, int, float, str, Path) else str
+    kind = kind if kind in (bool, int, float, str, Path, list[str]) else str
     flag = typer.Option(
         entry.flag,
         *option.aliases,
         help=option.help,
         envvar=option.flag_variable,
+        metavar="<str>" if kind == list[str] else None,
         rich_help_panel=None if option.panel is Panel.GENERAL else option.panel.value,
     )
     return inspect.Parameter(

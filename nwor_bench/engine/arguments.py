@@ -20,7 +20,7 @@ from nwor_bench.instruments.pm_sampling import check_counters
 from nwor_bench.models.adapter import lora_arguments
 from nwor_bench.models.pairs import ResolvedPair, read_model_config, refused_config
 from nwor_bench.models.recurrent import STAGED_KINDS, recurrent_layers
-from nwor_bench.records.cell import AA, ADAPTIVE, Arguments, Drafts
+from nwor_bench.records.cell import AA, ADAPTIVE, Drafts
 from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.experiment import ACCEPTANCE_RATES, COUNT_BY_SIZE
@@ -168,9 +168,9 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     if spec.counters is Counters.DRAM:
         check_counters(_has_gpu)
     specs = {arm: engine_spec for arm, engine_spec in spec.engine_specs.items() if arm != AA}
-    configs = {arm: _check_engine(pair, engine_spec) for arm, engine_spec in specs.items()}
+    configs = {arm: _check_engine(pair.of_arm(arm), own) for arm, own in specs.items()}
     for arm in configs:
-        if isinstance(arm, Arguments) and _settings(configs[None]) == _settings(configs[arm]):
+        if spec.against and arm and _settings(configs[None]) == _settings(configs[arm]):
             remedy = "vLLM makes the same configuration of it as without; write another"
             raise ConfigError.for_field("--against", str(arm), remedy)
     adaptive = configs.get(Drafts(ADAPTIVE))

@@ -4,9 +4,9 @@ They start together, most of a start being one thread's work; the A/A engine fol
 compile the same would write the same files.
 
 With `--against` the second one has its arguments; with `worth --engines` each draft count has an
-engine, k = 0 one without a drafter. The last has the baseline's arguments again, for the A/A arm:
-two engines with equal arguments differ too, by where their memory lies and what they captured. If
-memory is short, the A/A arm is the first engine again.
+engine, k = 0 one without a drafter; with `worth --arm` each method has one. The last has the
+baseline's arguments again, for the A/A arm: two engines with equal arguments differ too, by where
+their memory lies and what they captured. If memory is short, the A/A arm is the first engine again.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ from nwor_bench.engine.memory import engines_with_room
 from nwor_bench.engine.protocol import Engine
 from nwor_bench.errors import BenchError, EngineError
 from nwor_bench.models.pairs import ResolvedPair
-from nwor_bench.records.cell import Arm
+from nwor_bench.records.cell import Arguments, Arm, Drafts, engine_name
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.types import AA, Cell
 from nwor_bench.workload.config import RunSpec
@@ -66,6 +66,7 @@ def _launch(
     pair: ResolvedPair, specs: Mapping[Arm | None, RunSpec], arm: Arm | None, log: Path | None
 ) -> "ChildEngine":
     """The arm's engine, with an equal share of a GPU and a log of its own."""
+    pair = pair.of_arm(arm)
     spec, number = specs[arm], list(specs).index(arm)
     if not on_cpu() and "gpu_memory_utilization" not in spec.engine_args:
         share = {"gpu_memory_utilization": round(GPU_SHARE / len(specs), 3)}
@@ -110,11 +111,12 @@ class EngineArms:
 
     def set_modes(self, cell: Cell) -> None:
         """Let the cell's engine run from now on."""
-        engine = self._engines.get(cell.arm, self._engines[None])
+        method = self._engines.get(Arguments(engine_name(cell.arm)), self._engines[None])
+        engine = self._engines.get(cell.arm, method)
         if engine is not self._active:
             time.sleep(self._idle_s)
         self._active = engine
-        engine.set_modes(replace(cell, arm=None))
+        engine.set_modes(replace(cell, arm=Drafts(cell.fixed_drafts) if cell.drafts else None))
 
     def check_layers(self, requests: int | None) -> Any:
         """Check layers of the active engine; None: every engine stops."""

@@ -1,6 +1,7 @@
 """Memory that a run needs, compared with free memory before an engine starts."""
 
 from dataclasses import replace
+from itertools import accumulate
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -203,8 +204,8 @@ def _require_memory_of_all(
     pair: ResolvedPair, spec: RunSpec, free: FreeMemory, asked_by: tuple[str, object]
 ) -> None:
     """The engines of all arms but A/A must fit."""
-    engines = [engine for arm, engine in spec.engine_specs.items() if arm != AA]
-    needed = [needed_bytes(pair, engine, free.where) for engine in engines]
+    engines = {arm: engine for arm, engine in spec.engine_specs.items() if arm != AA}
+    needed = [needed_bytes(pair.of_arm(a), engine, free.where) for a, engine in engines.items()]
     if sum(needed) <= free.num_bytes:
         return
     gib = ", ".join(f"{size / GIB:.1f}" for size in needed)
@@ -214,6 +215,10 @@ def _require_memory_of_all(
     )
     if spec.checks_only and spec.experiment.compares_drafts:
         asked_by = ("--requests", spec.scenario.requests)
+    elif spec.arms:
+        sums = zip(engines, accumulate(needed), strict=True)
+        out = [str(arm) for arm, total in sums if total > free.num_bytes]
+        remedy += f", or leave out {', '.join(out)}: {len(needed) - len(out)} engines fit"
     elif spec.experiment.compares_drafts:
         remedy += ", or a smaller --max-draft-tokens"
     raise ConfigError.for_field(*asked_by, remedy)
@@ -222,7 +227,8 @@ def _require_memory_of_all(
 def engines_with_room(pair: ResolvedPair, spec: RunSpec) -> dict[Arm | None, RunSpec]:
     """`RunSpec.engine_specs`, but that of A/A only if there is room for one more."""
     free, engines = free_memory(spec.tensor_parallel_size), spec.engine_specs
-    if sum(needed_bytes(pair, engine, free.where) for engine in engines.values()) > free.num_bytes:
+    needed = (needed_bytes(pair.of_arm(a), own, free.where) for a, own in engines.items())
+    if sum(needed) > free.num_bytes:
         engines.pop(AA, None)
     return engines
 

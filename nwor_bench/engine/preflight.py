@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, NotComparableError
@@ -28,6 +29,7 @@ from nwor_bench.instruments.draft_counts import (
     changes_count,
 )
 from nwor_bench.models.adapter import lora_arguments
+from nwor_bench.models.arms import check_arms, with_arms
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import (
     NOT_ON_CPU,
@@ -49,6 +51,7 @@ from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import RunStatus, ScvMode
 from nwor_bench.workload.experiment import ACCEPTANCE_RATES, WHY_LOSSY
+from nwor_bench.workload.method_arms import METHOD, OWN_ENGINES
 from nwor_bench.workload.options import flag_of, to_plain
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
@@ -145,6 +148,12 @@ def _without_gpu_refused(spec: RunSpec) -> Iterator[ConfigError]:
 
 def _pair_refused(pair: ResolvedPair, spec: RunSpec) -> Iterator[ConfigError]:
     yield from _target_refused(pair, spec)
+    for own in pair.arms.values() or (pair,):
+        yield from _drafting_refused(own, spec)
+
+
+def _drafting_refused(pair: ResolvedPair, spec: RunSpec) -> Iterator[ConfigError]:
+    """What cannot be said of the pair's way to draft, or does not run here."""
     yield from _counts_refused(pair, pair.method, spec)
     if spec.against is not None:
         remedy = (
@@ -237,17 +246,20 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
     """
     check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
+    arms = spec.arms or {}
+    check_arms(arms, choice)
     if choice.target_model is None:
         own = load_pair(choice.pair or DEFAULT_PAIR)
-        for refusal in _counts_refused(own, choice.method or own.method, spec):
+        for refusal in () if arms else _counts_refused(own, choice.method or own.method, spec):
             raise refusal
         if not pair_folder(own).is_dir():  # it is built or fetched later
             return
-    pair = resolve_pair(**asdict(choice))
+    pair = with_arms(resolve_pair(**asdict(choice)), choice, arms)
     check_pair(pair, spec)
     _check_tokenizer(pair.target)
     require_memory(with_own_dtype(pair, spec)[0], spec)
-    check_hub_models(pair)
+    for each in (pair, *pair.arms.values()):
+        check_hub_models(each)
 
 
 def check_sweep(sweep: SweepFile) -> None:
@@ -270,13 +282,35 @@ def why_engines(sweep: SweepFile) -> str | None:
     if own is None or pair_folder(own).is_dir():
         pair = resolve_pair(**asdict(choice))
     method = str(pair.method if pair else choice.method or (own and own.method))
+    return _why_engines(method, pair, spec.scenario.draft_tokens)
+
+
+def arms_with_engines(sweep: SweepFile) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The arms of these runs, with `engines` for those whose draft counts need an engine each; and
+    why they do. Whole batches alternate, so that prompt lookup on vLLM's V1 runner needs none."""
+    point, arms, reasons = make_points(sweep)[0], {}, []
+    own = None if point.choice.target_model else load_pair(point.choice.pair or DEFAULT_PAIR)
+    pair = (
+        resolve_pair(**asdict(point.choice)) if own is None or pair_folder(own).is_dir() else None
+    )
+    for name, arm in (point.spec.arms or {}).items():
+        why = _why_engines(str(arm[METHOD]), pair, point.spec.scenario.draft_tokens)
+        if arm[METHOD] == Method.NGRAM and not uses_gpu():
+            why = None
+        reasons += [] if why is None else [why]
+        arms[name] = {OWN_ENGINES: why is not None, **arm}
+    return arms, reasons
+
+
+def _why_engines(method: str, pair: ResolvedPair | None, drafts: int) -> str | None:
+    """Why each draft count of a method needs an engine of its own here; None if it does not."""
     if not changes_count(method):
         return f"vLLM cannot change the draft count of {method} step by step"
     if not uses_gpu() or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
         return None
     config = (read_model_config(pair.target) if pair else None) or {}
     modules = mtp_layers(text_entries(config)) or 1 if method == Method.MTP else 1
-    if method == Method.DRAFT_MODEL or min(modules, spec.scenario.draft_tokens) > 1:
+    if method == Method.DRAFT_MODEL or min(modules, drafts) > 1:
         several = " with several modules" if method == Method.MTP else ""
         return f"on a GPU vLLM drafts the same number at every k with {method}{several}"
     return None

@@ -1,6 +1,7 @@
 """A cell: a pair of models, an NWOR mode, an SCV mode and an arm."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,13 +24,31 @@ class Adaptive(StrEnum):
 
 ADAPTIVE: Final = Adaptive.ADAPTIVE
 
-Count = int | Adaptive
-"""Drafts per request and window. In tables `2` or `adaptive`, by `str`."""
+
+@dataclass(frozen=True)
+class MethodCount:
+    """A draft count of one of several methods that a run compares: `eagle3 k=2`. With 0 the
+    method's drafter is loaded and drafts nothing, which is not plain decoding."""
+
+    method: str
+    """The method's name in the run (--arm)."""
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.method} {_DRAFTS}{self.number}"
+
+
+Fixed = int | MethodCount
+"""A number of drafts, all of which are verified."""
+
+Count = Fixed | Adaptive
+"""Drafts per request and window. In tables `2`, `eagle3 k=2` or `adaptive`, by `str`."""
 
 ADAPTIVE_VERIFICATION = "enable_adaptive_verification"
 """What switches it on in vLLM's speculative_config."""
 
 _DRAFTS = "k="
+_METHOD_COUNT = re.compile(rf"([\w.-]+) {_DRAFTS}(\d+)")
 
 
 class Special(StrEnum):
@@ -47,12 +66,12 @@ AA, INTERLEAVED = Special
 
 @dataclass(frozen=True)
 class Drafts:
-    """The arm of a cell that runs a number of drafts of its own: `k=0`, `k=2`, `k=adaptive`."""
+    """The arm of a cell that runs a number of drafts of its own: `k=0`, `k=adaptive`, `mtp k=2`."""
 
     count: Count
 
     def __str__(self) -> str:
-        return f"{_DRAFTS}{self.count}"
+        return str(self.count) if isinstance(self.count, MethodCount) else f"{_DRAFTS}{self.count}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +100,14 @@ def read_arm(text: str | None) -> Arm | None:
     if text.startswith(_DRAFTS):
         count = text.removeprefix(_DRAFTS)
         return Drafts(ADAPTIVE if count == ADAPTIVE else int(count))
-    return Arguments(text)
+    found = _METHOD_COUNT.fullmatch(text)
+    return Drafts(MethodCount(found[1], int(found[2]))) if found else Arguments(text)
+
+
+def engine_name(arm: Arm | None) -> str:
+    """The name of the models that the arm's engine runs: its method's if a run has several."""
+    count = arm.count if isinstance(arm, Drafts) else None
+    return count.method if isinstance(count, MethodCount) else str(arm)
 
 
 class NworMode(StrEnum):
@@ -141,7 +167,12 @@ class Cell:
     @property
     def fixed_drafts(self) -> int:
         """`drafts`, all of which are verified; 0 for a cell without such a count."""
-        return self.drafts if isinstance(self.drafts, int) else 0
+        return number_of(self.drafts)
+
+    @property
+    def speculates(self) -> bool:
+        """True for a draft count but 0."""
+        return self.drafts is ADAPTIVE or self.fixed_drafts > 0
 
     @property
     def stock_twin(self) -> "Cell | None":
@@ -171,17 +202,32 @@ def label_of(nwor_mode: str, scv_mode: str, arm: Arm | None) -> str:
     """A cell's name for people: `stage x graph`, `off x off (A/A)`, `k = 2, stage x off`."""
     if isinstance(arm, Drafts):
         staged = "" if nwor_mode == NworMode.OFF else f", {nwor_mode} x {scv_mode}"
-        return f"k = {arm.count}{staged}"
+        return f"{arm if isinstance(arm.count, MethodCount) else f'k = {arm.count}'}{staged}"
     return f"{nwor_mode} x {scv_mode}" + (f" ({arm})" if arm else "")
 
 
-def fixed_counts(counts: Iterable[Count]) -> list[int]:
+def fixed_counts(counts: Iterable[Count]) -> list[Fixed]:
     """The counts but ADAPTIVE."""
     return [count for count in counts if count is not ADAPTIVE]
 
 
+def number_of(drafts: Count | None) -> int:
+    """The number of drafts; 0 if it is not fixed."""
+    if isinstance(drafts, MethodCount):
+        return drafts.number
+    return drafts if isinstance(drafts, int) else 0
+
+
+def method_of(drafts: Count | None) -> str | None:
+    """The count's method if a run has several; else None, as for plain decoding."""
+    return drafts.method if isinstance(drafts, MethodCount) else None
+
+
 def count_order(drafts: Count) -> str:
-    """Sort key of draft counts: ascending, ADAPTIVE last, as digits come before letters."""
+    """Sort key of draft counts: ascending, behind numbers ADAPTIVE and each method's, as digits
+    come before letters."""
+    if isinstance(drafts, MethodCount):
+        return f"{drafts.method} {drafts.number:05}"
     return str(drafts).zfill(5)
 
 

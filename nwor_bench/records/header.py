@@ -48,6 +48,8 @@ class PairFacts(JsonPart):
     """The pair file's sentence on it."""
     load_format: str | None = None
     """vLLM's; "dummy" for random weights."""
+    arms: Mapping[str, "PairFacts"] = {}
+    """The same target with other ways to draft, by the name of the arm; see `RunSpec.arms`."""
 
 
 class BlockEntry(JsonPart):
@@ -132,6 +134,7 @@ class StoredSpec(JsonPart):
     scv_modes: tuple[ScvMode, ...] = tuple(ScvMode)
     draft_counts: tuple[int, ...] | None = None
     engines: bool = False
+    arms: Mapping[str, Mapping[str, Any]] | None = None
     against: Mapping[str, Any] | None = None
     stage_by: str = StageBy.REFERENCE
     attention: str = AttentionBy.AUTO

@@ -13,7 +13,15 @@ from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime
-from nwor_bench.records.cell import AA, Count, count_order
+from nwor_bench.records.cell import (
+    AA,
+    ADAPTIVE,
+    Count,
+    Fixed,
+    count_order,
+    method_of,
+    number_of,
+)
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.lines import batch_key
 from nwor_bench.records.types import WindowRecord
@@ -34,6 +42,7 @@ from nwor_bench.report.worth_answer import (
     drafter_shares,
     line_blocks,
     line_config,
+    method_lines,
     sizes_of,
     worth_answer,
 )
@@ -69,6 +78,15 @@ LINE_NOTE = Paragraph(
     "the smaller one. Above the largest batch size measured vLLM goes on with the last k."
 )
 
+HOW_BY_METHODS = HOW_BY_ENGINES.replace(
+    "Each draft count has an engine, k = 0 one without a drafter. In",
+    "Each method has an engine that changes its draft count between batches (one for each count if "
+    "it cannot), and plain decoding one without a drafter. In",
+)
+
+PLAIN = "plain"
+"""Plain decoding among methods."""
+
 ONE_ENGINE = Paragraph(
     "Memory had no room for a second engine without a drafter: the noise is that of one engine "
     "with itself, and what two engines differ by is not known and in no interval."
@@ -81,6 +99,8 @@ def worth_screen(measured: MeasuredWorth) -> list[Block]:
     graphs = header.engine.cuda_graphs
     captured = None if graphs is None else graphs.largest_window
     line = line_blocks(worth, header.pair, staged=not on_cpu(header), captured=captured)
+    if worth.next_best:
+        return [_best_methods(worth), *line, _facts(measured)]
     return [*_best_table(worth), *line, *_curve(worth), _facts(measured)]
 
 
@@ -89,7 +109,7 @@ def _best_table(worth: Worth) -> Iterator[Table]:
     known = {(rate.requests, rate.drafts): rate for rate in worth.rates if not rate.adaptive}
     rows = []
     for size, k in sorted(worth.best.items()):
-        rate = known.get((size, k))
+        rate = known.get((size, number_of(k)))
         gives = (
             ("1", "1", "1")
             if rate is None
@@ -100,6 +120,22 @@ def _best_table(worth: Worth) -> Iterator[Table]:
         heads = ["Requests", "Best k", "Over k = 0", "Tokens", "Time"]
         caption = "Tokens/s over k = 0; tokens and time of a window"
         yield table(heads, rows, caption=caption)
+
+
+def _best_methods(worth: Worth) -> Table:
+    """The method and draft count to use at each batch size, and the best of the others."""
+    ratios = {(rate.requests, rate.count): rate.ratio for rate in worth.rates}
+    rows = []
+    for size, best in sorted(worth.best.items()):
+        over, other = ratios.get((size, best)), worth.next_best.get(size)
+        beside = [NOT_MEASURED] * 3
+        if other is not None:
+            beside = [str(other.count or PLAIN), interval(other.over, 2), str(other.verdict)]
+        gives = interval(over, 2) if best else "1"
+        rows.append([worth.sizes(size), str(best or PLAIN), gives, *beside])
+    heads = ["Requests", "Best", "Over plain", "Next method", "Best over next", "Verdict"]
+    caption = "Tokens/s of the best over plain decoding and the next method"
+    return table(heads, rows, caption=caption)
 
 
 def _facts(measured: MeasuredWorth) -> Definitions:
@@ -125,7 +161,8 @@ def worth_section(measured: MeasuredWorth) -> Section:
     blocks: list[Block] = [rates_table(worth, stages=stages)]
     if worth.by_engines and AA not in (header.engine.arms or ()):
         blocks.append(ONE_ENGINE)
-    blocks += [Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW), *_stage_note(measured)]
+    how = HOW_BY_METHODS if worth.next_best else HOW_BY_ENGINES if worth.by_engines else HOW
+    blocks += [Paragraph(how), *_stage_note(measured)]
     blocks += [_acceptance(measured.analyses), Paragraph(_tokens_note(worth, measured.analyses))]
     blocks += [LINE_NOTE, *_times(measured.times)]
     if not worth.by_engines:
@@ -233,18 +270,18 @@ def _acceptance(analyses: Sequence[Analysis]) -> Table:
     """Windows of a request in which draft j was accepted, by draft count, in whole batches.
 
     Not of adaptive verification, under which that depends on the batch size."""
-    whole: dict[int, list[WindowRecord]] = {}
+    whole: dict[Fixed, list[WindowRecord]] = {}
     for analysis in analyses:
         windows = windows_by_batch(analysis.run)
         for batch in analysis.run.batches:
-            k = batch.cell.fixed_drafts if batch.cell.stock_twin is None else 0
-            if k and gives_tokens(analysis.run, batch):
-                whole.setdefault(k, []).extend(windows[batch_key(batch)])
-    most = max(whole, default=0)
-    rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole)]
-    named = named_rates(analyses[0].run)
-    if named is not None:
-        rows.append(["named", *(percent(rate) for rate in named[:most])])
+            k = batch.cell.drafts if batch.cell.stock_twin is None else 0
+            if k is not ADAPTIVE and number_of(k) and gives_tokens(analysis.run, batch):
+                whole.setdefault(k or 0, []).extend(windows[batch_key(batch)])
+    most = max(map(number_of, whole), default=0)
+    rows = [[str(k), *_positions(whole[k], most)] for k in sorted(whole, key=count_order)]
+    for method, named in named_rates(analyses[0].run).items():
+        shares = [percent(rate) for rate in named[:most]]
+        rows.append([f"{method} named" if method else "named", *shares])
     heads = ["k", *(f"draft {j + 1}" for j in range(most))]
     return table(heads, rows, caption="Acceptance by position")
 
@@ -256,7 +293,8 @@ def _positions(windows: Sequence[WindowRecord], most: int) -> list[str]:
 
 
 def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
-    if named_rates(analyses[0].run) is not None:
+    named = named_rates(analyses[0].run)
+    if named and named.keys() == {rate.method for rate in worth.rates}:
         return "Tokens a window are those of the named rates."
     pairs = [] if worth.by_engines else [same_places(analysis.run) for analysis in analyses]
     equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
@@ -278,12 +316,26 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
     return {
         "rates": [rate.to_dict() for rate in worth.rates],
         "noise": {str(size): flat(ratio) for size, ratio in sorted(worth.noise.items())},
-        "best": {str(size): k for size, k in sorted(worth.best.items())},
-        "best_staged": {str(size): k for size, k in sorted(worth.best_staged.items())},
+        "best": {str(size): number_of(k) for size, k in sorted(worth.best.items())},
+        **_methods_result(worth, header.pair),
+        "best_staged": {str(size): number_of(k) for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
         "speculative_config": line_config(worth, header.pair),
     }
+
+
+def _methods_result(worth: Worth, pair: PairFacts) -> dict[str, Any]:
+    """What is said of several methods, as JSON; nothing for one."""
+    if not worth.next_best:
+        return {}
+    beside = {
+        str(size): {"next": str(found.count), **flat(found.over), "verdict": found.verdict}
+        for size, found in worth.next_best.items()
+    }
+    lines = [{"requests": sizes, **config} for sizes, config in method_lines(worth, pair)]
+    methods = {str(size): method_of(count) for size, count in worth.best.items()}
+    return {"best_method": methods, "over_next": beside, "lines": lines}
 
 
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
@@ -292,17 +344,19 @@ def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:
         (t.requests, t.drafts): t for t in measured.times if not t.staged
     }
     rates = {(r.requests, r.count): r.to_dict() for r in measured.worth.rates}
-    columns = [name for name in RATE_COLUMNS if name != "adaptive"]
+    columns = [name for name in RATE_COLUMNS if name not in ("adaptive", "method")]
     rows, noise = [], measured.worth.noise
     places = rates.keys() | times.keys()
     for requests, drafts in sorted(places, key=lambda at: (at[0], count_order(at[1]))):
-        place: dict[str, Any] = {"requests": requests, "drafts": drafts, "adaptive": False}
+        own = {"drafts": number_of(drafts), "adaptive": False, "method": method_of(drafts)}
+        place: dict[str, Any] = {"requests": requests, **own}
         time, rate = times.get((requests, drafts)), rates.get((requests, drafts), place)
         rows.append({
             **{name: rate.get(name) for name in columns},
             "window_ms": None if time is None else time.window_ms,
             "target_ms": None if time is None else time.target_ms,
             "adaptive": rate["adaptive"],
+            "method": rate["method"],
             **flat(noise.get(requests), [f"noise_{name}" for name in ENDS]),
         })  # fmt: skip
     return rows

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nwor_bench.analysis.draft_rates import Rate, Worth, best_rate
+from nwor_bench.analysis.draft_rates import Rate, Worth, best_rate, ranges_of
 from nwor_bench.analysis.draft_tokens import named_rates
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, batch_size
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.draft_counts import SAFE_GRAPHS, capture_size
+from nwor_bench.records.cell import Count, Fixed, MethodCount, method_of, number_of
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.answer import Answer
@@ -48,8 +49,23 @@ def line_config(worth: Worth, pair: PairFacts) -> dict[str, Any] | None:
     count each it has one count for all batch sizes (`Worth.best_fixed`)."""
     schedule = worth.schedule
     if _has_one_count(worth):
-        schedule = [[1, max(worth.best), worth.best_fixed or 0]]
+        schedule = [[1, max(worth.best), number_of(worth.best_fixed)]]
     return speculative_config(schedule, pair)
+
+
+def method_lines(worth: Worth, pair: PairFacts) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Batch sizes at which a method is the best, and its speculative_config: with a count for each
+    if one engine had them all, otherwise a line for each count."""
+    lines: dict[tuple[str, int | None], dict[int, Fixed]] = {}
+    zeros = {rate.method for rate in worth.rates if rate.is_tax}
+    for size, count in sorted(worth.best.items()):
+        if (method := method_of(count)) is not None:
+            own = None if method in zeros else number_of(count)
+            lines.setdefault((method, own), {})[size] = count
+    for (method, _), best in lines.items():
+        config = speculative_config(ranges_of(best, worth.least), pair.arms[method])
+        if config is not None:
+            yield list(best), config
 
 
 def _has_one_count(worth: Worth) -> bool:
@@ -60,13 +76,20 @@ def _has_one_count(worth: Worth) -> bool:
 def line_blocks(
     worth: Worth, pair: PairFacts, *, staged: bool = False, captured: int | None = None
 ) -> Iterator[Block]:
-    """The line, and with `staged` that of a server that stages if it is another.
+    """The line, and with `staged` that of a server that stages if it is another; for several
+    methods that of each which is the best somewhere.
 
     `captured`: tokens of the largest window that had a graph as it was measured.
     """
-    config = line_config(worth, pair)
     if all(rate.ratio is None for rate in worth.rates):
         return  # nothing is known
+    if pair.arms and any(worth.best.values()):
+        for sizes, line in method_lines(worth, pair):
+            yield Paragraph(f"For vLLM at {sizes_of(worth, sizes)}:")
+            yield _code(line)
+            yield from _graphs_note(line, max(sizes), captured or 0)
+        return
+    config = line_config(worth, pair)
     if _has_one_count(worth):
         yield Paragraph(
             "Every engine had one draft count, so the line has one: a larger k only if its mean "
@@ -121,7 +144,8 @@ def _code(config: Mapping[str, Any]) -> Code:
 
 def worth_answer(measured: MeasuredWorth) -> Answer:
     """Does speculation pay, and with how many drafts?"""
-    counts = [cell for analysis in measured.analyses for cell in analysis.cells if cell.cell.drafts]
+    every = [cell for analysis in measured.analyses for cell in analysis.cells]
+    counts = [cell for cell in every if cell.cell.speculates]
     if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
         why = (("why", f"{counts[0].reason}"),)
         text = "At no draft count was a draft verified."
@@ -132,16 +156,17 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
         for cell in analysis.cells
         if cell.verdict == Verdict.INVALID
     ]
-    worth, rates = measured.worth, named_rates(measured.analyses[0].run)
+    worth, named = measured.worth, named_rates(measured.analyses[0].run)
     reply = worth_sentence(worth)
     facts: Facts = (*reply.facts, *_plain_decoding(worth, drafter_shares(measured.times)))
-    facts += tuple(_adaptive(worth))
+    facts += (*_adaptive(worth), *_above(worth), *_taxes(worth))
     if measured.left_out:
         sizes = sizes_of(worth, measured.left_out)
         facts += (("left out", f"{sizes}: NOT MEASURED, --time-budget had no room"),)
-    if rates is not None:
+    for method, rates in named.items():
         shares = joined([percent(rate, 0) for rate in rates])
-        facts += (("accepted", f"synthetic: {shares} of drafts 1 to {len(rates)}"),)
+        of = f"{method}, " if method else ""
+        facts += (("accepted", f"{of}synthetic: {shares} of drafts 1 to {len(rates)}"),)
     if broken:
         left = any(rate.ratio is not None for rate in worth.rates)
         facts = (*broken, *((("others", reply.headline.line), *facts) if left else ()))
@@ -156,7 +181,7 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[tuple
     small = [
         rate.requests
         for rate in worth.rates
-        if rate.drafts == worth.best.get(rate.requests)
+        if rate.count == worth.best.get(rate.requests)
         and rate.requests in shares
         and (rate.ratio.low if rate.ratio else 0.0) * (1 - shares[rate.requests]) <= 1
     ]
@@ -167,6 +192,25 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[tuple
             f"at {sizes_of(worth, small)} plain decoding may be as fast: k = 0 still runs the "
             f"drafter once a step, with the host up to {most} of it",
         )
+
+
+def _above(worth: Worth) -> Iterator[tuple[str, str]]:
+    """Above which batch size no method pays."""
+    paying = [size for size, count in worth.best.items() if count]
+    if worth.next_best and paying and max(paying) < max(worth.best):
+        yield "above", f"no method pays above {sizes_of(worth, [max(paying)])}"
+
+
+def _taxes(worth: Worth) -> Iterator[tuple[str, str]]:
+    """What a loaded method that drafts nothing costs, by batch size."""
+    taxes = [(rate, rate.ratio) for rate in worth.rates if rate.is_tax and rate.ratio]
+    for method in dict.fromkeys(rate.method for rate, _ in taxes):
+        told = [
+            f"{interval(ratio.inverse(), 2)} ({sizes_of(worth, [rate.requests])})"
+            for rate, ratio in taxes
+            if rate.method == method
+        ]
+        yield "tax", f"{method} k=0 takes {joined(told)} times plain decoding's time"
 
 
 def _adaptive(worth: Worth) -> Iterator[tuple[str, str]]:
@@ -184,9 +228,9 @@ def worth_sentence(worth: Worth) -> Answer:
         text = "Whether speculation pays is not known: too few windows or requests for an interval."
         longer = (("next", "measure longer, or fewer batch sizes"),)
         return Answer(str(Verdict.NOT_MEASURED), text, facts=longer)
-    paying = [r for r in fixed if r.ratio is not None and worth.best[r.requests] == r.drafts]
+    paying = [r for r in fixed if r.ratio is not None and worth.best[r.requests] == r.count]
     if paying:
-        where = f"at {sizes_of(worth, [paying[0].requests])} with k = {paying[0].drafts}"
+        where = f"at {sizes_of(worth, [paying[0].requests])} with {label_of_count(paying[0].count)}"
         text = f"{_times(paying[0])} {where}."
         left = worth.unmeasured and (("unmeasured", f"at {sizes_of(worth, worth.unmeasured)}"),)
         return Answer(str(Verdict.FASTER), text, facts=left or ())
@@ -194,8 +238,14 @@ def worth_sentence(worth: Worth) -> Answer:
     where = f"at {sizes_of(worth, [rate.requests])}"
     if all(r.verdict == Verdict.SLOWER for r in fixed):
         return Answer(str(Verdict.SLOWER), f"Do not speculate: at best {_times(rate)} {where}.")
-    text = f"No draft count is shown to pay: at best {_times(rate)}."
+    what = "method" if worth.next_best else "draft count"
+    text = f"No {what} is shown to pay: at best {_times(rate)}."
     return Answer(str(Verdict.AMBIGUOUS), text)
+
+
+def label_of_count(count: Count) -> str:
+    """`k = 2`, `eagle3 k=2`."""
+    return str(count) if isinstance(count, MethodCount) else f"k = {count}"
 
 
 def sizes_of(worth: Worth, sizes: Sequence[int]) -> str:

@@ -48,7 +48,8 @@ def sweep_lines(
     for group in groups:
         pair = prepared[group.points[0].number].pair
         requests = f"up to {group.spec.scenario.requests} requests"
-        suffix = ", one for each draft count" if group.spec.engines else ""
+        each = "method" if group.spec.arms else "draft count"
+        suffix = f", one for each {each}" if group.spec.engines else ""
         lines.append(f"engine {group.number}: {pair.name}, {requests}{suffix}")
         lines.append("  " + _memory(pair, group.spec))
         for point in group.points:
@@ -65,9 +66,10 @@ def sweep_lines(
 
 def _memory(pair: ResolvedPair, spec: RunSpec) -> str:
     free = free_memory(spec.tensor_parallel_size)
-    engines = [engine for arm, engine in spec.engine_specs.items() if arm != AA]
-    cache = sum(kv_cache_bytes(pair, engine) for engine in engines)
-    needed = sum(needed_bytes(pair, engine, free.where) for engine in engines)
+    specs = spec.engine_specs
+    engines = [(pair.of_arm(arm), engine) for arm, engine in specs.items() if arm != AA]
+    cache = sum(kv_cache_bytes(own, engine) for own, engine in engines)
+    needed = sum(needed_bytes(own, engine, free.where) for own, engine in engines)
     several = f" of {len(engines)} engines" if len(engines) > 1 else ""
     card = planned_card()
     has = "are free" if card is None or free.where == "host" else f"on each {card.label}"

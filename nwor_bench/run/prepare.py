@@ -15,6 +15,7 @@ from nwor_bench.engine.preflight import check_flags, check_pair, with_own_dtype
 from nwor_bench.errors import ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.device import uses_gpu
+from nwor_bench.models.arms import with_arms
 from nwor_bench.models.pairs import (
     ResolvedPair,
     check_hub_models,
@@ -143,13 +144,15 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     """Make the pair ready and decide every batch. Raises ConfigError for what cannot run."""
     check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
-    pair = resolve_pair(
-        **asdict(choice),
-        progress=lambda line: console.print(line, highlight=False, markup=False),
-    )
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    pair = with_arms(resolve_pair(**asdict(choice), progress=say), choice, spec.arms or {}, say)
     check_pair(pair, spec)
-    check_hub_models(pair)
-    check_model_configs(pair)
+    for own in (pair, *pair.arms.values()):
+        check_hub_models(own)
+        check_model_configs(own)
     pair, note = with_own_dtype(pair, spec)
     spec = spec.experiment.completed(spec, uses_gpu())
     plan = make_plan(spec, pair.name, load_prompts(spec.scenario))

@@ -21,11 +21,15 @@ from nwor_bench.records.cell import (
     Cell,
     Count,
     Drafts,
+    MethodCount,
     NworMode,
     ScvMode,
+    engine_name,
+    number_of,
 )
 from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.records.types import Interleave
+from nwor_bench.workload.method_arms import OWN_ENGINES, arms_refused, counts_of, entries_of
 
 if TYPE_CHECKING:
     from nwor_bench.workload.run_spec import RunSpec
@@ -187,7 +191,8 @@ def _schedule_refused(spec: "RunSpec") -> Iterator[ConfigError]:
 @dataclass(frozen=True)
 class Engines:
     """Engines that differ, each in a process of its own, compared in whole batches: a second one
-    with further arguments (--against), or one for each draft count (worth --engines)."""
+    with further arguments (--against), one for each draft count (worth --engines), or one for each
+    method, which changes its draft count between batches (worth --arm)."""
 
     base: Drafts | None
     """Arm of the baseline's cell: k = 0, or None if arguments are compared."""
@@ -199,23 +204,33 @@ class Engines:
 
     @classmethod
     def of(cls, asked: "RunSpec") -> "Engines":
-        """The second engine's arguments, or the draft counts, adaptive verification last."""
+        """The second engine's arguments, each method's draft counts, or the draft counts, adaptive
+        verification last."""
         if asked.against is not None:
             modes = asked.nwor_modes[-1], asked.scv_modes[-1]
             return cls(None, (Arguments.of(asked.against),), modes)
-        counts: list[Count] = [count for count in sorted(asked.draft_counts or ()) if count]
+        numbers = sorted(asked.draft_counts or ())
+        if asked.arms:
+            every = {name: counts_of(arm, numbers) for name, arm in asked.arms.items()}
+            found = [MethodCount(name, k) for name, own in every.items() for k in own]
+            return cls(Drafts(0), tuple(map(Drafts, found)))
+        counts: list[Count] = [count for count in numbers if count]
         counts += [ADAPTIVE] if asked.adaptive_verification else []
         return cls(Drafts(0), tuple(map(Drafts, counts)))
 
     @property
     def compares_drafts(self) -> bool:
-        """True if each draft count has an engine."""
+        """True if draft counts are compared, each with an engine or each method with one."""
         return self.base is not None
 
     @property
     def asked_by(self) -> tuple[str, object]:
         """The flag that asks for several engines, and its value; None in other experiments."""
-        return ("--engines", True) if self.compares_drafts else ("--against", str(self.others[0]))
+        if not self.compares_drafts:
+            return "--against", str(self.others[0])
+        counts = [arm.count for arm in self.others if isinstance(arm, Drafts)]
+        methods = dict.fromkeys(c.method for c in counts if isinstance(c, MethodCount))
+        return ("--arm", ", ".join(methods)) if methods else ("--engines", True)
 
     def cells(self, pair: str) -> tuple[Cell, ...]:
         """Each engine's cell, the baseline's first, last the A/A arm."""
@@ -227,10 +242,22 @@ class Engines:
         last; a single one's as it is. If nothing is timed, A/A is the baseline's engine again."""
         if not self.others:
             return {None: spec}
-        arms = (None, *self.others) if spec.checks_only else (None, *self.others, AA)
+        others = dict.fromkeys(self._engine(spec, arm) for arm in self.others)
+        arms = (None, *others) if spec.checks_only else (None, *others, AA)
         return {arm: self._engine_spec(spec, arm) for arm in arms}
 
+    def _engine(self, spec: "RunSpec", arm: Arm) -> Arm:
+        """What stands for the arm's engine: its method's name if one engine has all counts."""
+        method = (spec.arms or {}).get(engine_name(arm), {OWN_ENGINES: True})
+        return arm if method.get(OWN_ENGINES) else Arguments(engine_name(arm))
+
     def _engine_spec(self, spec: "RunSpec", arm: Arm | None) -> "RunSpec":
+        if (method := (spec.arms or {}).get(engine_name(arm))) is not None:
+            config = {**(spec.speculative_config or {}), **entries_of(method)}
+            own = replace(spec, arms=None, speculative_config=config)
+            if isinstance(arm, Drafts):
+                return _with_count(own, number_of(arm.count))
+            return _with_counts(own, counts_of(method, spec.draft_counts or ()))
         if self.compares_drafts:
             return _with_count(spec, arm.count if isinstance(arm, Drafts) else 0)
         added = spec.against if isinstance(arm, Arguments) else None
@@ -255,8 +282,10 @@ class Engines:
             yield ConfigError.for_field("--counters", spec.counters.value, remedy)
 
     def _counts_refused(self, spec: "RunSpec") -> Iterator[ConfigError]:
+        yield from arms_refused(spec.arms or {}, spec.draft_counts or ())
         if spec.stages:
-            remedy = "with an engine for each draft count (--engines) NWOR is off; write off"
+            what = "method" if spec.arms else "draft count"
+            remedy = f"with an engine for each {what} ({self.asked_by[0]}) NWOR is off; write off"
             yield ConfigError.for_field("--nwor-modes", ",".join(spec.nwor_modes), remedy)
         yield from _counts_refused(spec)
         yield from _schedule_refused(spec)
@@ -272,8 +301,17 @@ def _with_count(spec: "RunSpec", count: Count) -> "RunSpec":
         config[ADAPTIVE_VERIFICATION] = True
     return replace(
         spec, draft_counts=None, adaptive_verification=False, speculative_config=config or None,
-        scenario=spec.scenario.model_copy(update={"draft_tokens": drafts}),
+        arms=None, scenario=spec.scenario.model_copy(update={"draft_tokens": drafts}),
     )  # fmt: skip
+
+
+def _with_counts(spec: "RunSpec", counts: tuple[int, ...]) -> "RunSpec":
+    """The configuration of an engine that changes its draft count between batches. vLLM names a
+    count for each batch size, so it has room for as many requests."""
+    one = _with_count(spec, max(counts))
+    room = {"requests": max(one.scenario.requests, len(counts))}
+    scenario = one.scenario.model_copy(update=room)
+    return replace(one, engines=False, draft_counts=counts, scenario=scenario)
 
 
 def _against_refused(spec: "RunSpec") -> Iterator[ConfigError]:
@@ -313,8 +351,11 @@ def experiment_of(asked: "RunSpec") -> Experiment:
 
 def refusals(spec: "RunSpec") -> Iterator[ConfigError]:
     """What a run cannot compare."""
-    if spec.adaptive_verification and not spec.engines:
+    if spec.arms and not spec.engines:
+        yield ConfigError.for_field("arms", list(spec.arms), "write engines = true too")
+    if spec.adaptive_verification and (not spec.engines or spec.arms):
         remedy = "it needs an engine of its own; write engines = true (worth: --engines) too"
+        remedy = "arms are compared without it; leave it out" if spec.arms else remedy
         yield ConfigError.for_field("--adaptive-verification", True, remedy)
     yield from spec.experiment.refusals(spec)
 

@@ -175,6 +175,11 @@ class RunSpec:
         has_flag=False, table="settings", compare=Compare.REFUSE,
     )] = False
     """Each draft count has an engine of its own, k = 0 one without a drafter."""
+    arms: Annotated[dict[str, dict[str, Any]] | None, Option(
+        "Ways to draft, each a table of vLLM's speculative_config; see nwor-bench worth --arm.",
+        has_flag=False, table="settings", compare=Compare.REFUSE,
+    )] = None
+    """Methods that are compared, by name (`method_arms`); None if the run has one."""
     adaptive_verification: Annotated[bool, Option(
         "With engines: one more, in which vLLM decides how many drafts to verify (GPU).",
         has_flag=False, table="settings", compare=Compare.REFUSE,

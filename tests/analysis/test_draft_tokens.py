@@ -161,7 +161,7 @@ def test_batches_cut_short_count_as_if_they_went_on() -> None:
     expected = expected_tokens(rates, 192)
     for most, truth in ((192, expected), (64, expected_tokens(rates, 64))):
         run = run_of(batches, max_new_tokens=most)
-        found = PromptTokens(requests_of(run, [k]), [k], None).mean(k)
+        found = PromptTokens(requests_of(run, [k]), [k], {}).mean(k)
         assert found == pytest.approx(truth, rel=2e-3)
     stopped = whole_batch(k, made, 64)
     stopped.request_tokens = [(30, 10), *stopped.request_tokens[1:]]
@@ -180,16 +180,16 @@ def test_a_prompt_is_known_by_its_place_in_the_plan() -> None:
     runs = [run_of(own, plan) for own in (batches, forked)]
     requests = [each for run in runs for each in requests_of(run, [4])]
     assert [prompt for prompt, _ in requests] == ["chat-1", "code-7"] * 2
-    assert len(PromptTokens(requests, [4], None)) == 2
+    assert len(PromptTokens(requests, [4], {})) == 2
     without = [each for own in (batches, forked) for each in requests_of(run_of(own), [4])]
-    assert len(PromptTokens(without, [4], None)) == 4
+    assert len(PromptTokens(without, [4], {})) == 4
 
 
 def test_a_prompt_weighs_once_however_often_it_ran() -> None:
     own = {"easy": (10.0, 30.0), "hard": (20.0, 2.0)}
-    once = PromptTokens([(name, {2: counts}) for name, counts in own.items()], [2], None)
+    once = PromptTokens([(name, {2: counts}) for name, counts in own.items()], [2], {})
     often = [("hard", {2: (18.0, 4)}), ("hard", {2: (22.0, 0)}), ("easy", {2: own["easy"]})]
-    assert PromptTokens(often, [2], None).mean(2) == once.mean(2) == pytest.approx(1 + 32 / 30)
+    assert PromptTokens(often, [2], {}).mean(2) == once.mean(2) == pytest.approx(1 + 32 / 30)
 
 
 COUNTS = (1, 2, 3, 4)
@@ -217,7 +217,7 @@ def test_intervals_hold_if_prompts_run_at_four_batch_sizes(prompts: int, forks: 
                     all_ = {k: generated(rng, reached(ease, k), most) for k in COUNTS}
                     own = {k: (windows, got) for k, (windows, _, got) in all_.items()}
                 requests.append((str(number), own))
-        found = {k: PromptTokens(requests, COUNTS, None).difference(k, 0) for k in COUNTS}
+        found = {k: PromptTokens(requests, COUNTS, {}).difference(k, 0) for k in COUNTS}
         hits += all(
             own is not None
             and abs(own.value - truth[k])

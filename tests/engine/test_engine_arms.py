@@ -23,7 +23,7 @@ from nwor_bench.engine.preflight import check_flags, check_pair
 from nwor_bench.errors import ConfigError, EngineError
 from nwor_bench.instruments.device import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
-from nwor_bench.records.cell import Arguments, Arm, Drafts
+from nwor_bench.records.cell import Arguments, Arm, Drafts, MethodCount
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, Verdict
 from nwor_bench.report.answer import answer
@@ -117,6 +117,19 @@ def test_layers_of_the_active_engine_are_checked_and_all_engines_stop() -> None:
     both.check_layers(2)
     both.check_layers(None)
     assert asked == [(ARM, 2), (None, None), (ARM, None), (AA, None)]
+
+
+def test_a_methods_counts_run_on_its_engine_or_on_their_own() -> None:
+    eagle, own = Arguments("eagle"), Drafts(MethodCount("suffix", 2))
+    engines = {None: FakeEngine(), eagle: FakeEngine(), own: FakeEngine(), AA: FakeEngine()}
+    asked: list[tuple[Arm | None, int]] = []
+    for arm, engine in engines.items():
+        engine.set_modes = lambda c, arm=arm: asked.append((arm, c.fixed_drafts))  # type: ignore[method-assign]
+    both = EngineArms(engines, 1.5, idle_s=0)
+    counts = (0, MethodCount("eagle", 0), MethodCount("eagle", 2), MethodCount("suffix", 2))
+    for ran in (*map(Drafts, counts), AA):
+        both.set_modes(Cell("toy", NworMode.OFF, ScvMode.OFF, ran))
+    assert asked == [(None, 0), (eagle, 0), (eagle, 2), (own, 2), (AA, 0)]
 
 
 def served(monkeypatch: pytest.MonkeyPatch, engine: Any, *asked: Any) -> list[Any]:

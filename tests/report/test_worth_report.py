@@ -50,7 +50,7 @@ def analysis() -> Analysis:
 
 def test_synthetic_acceptance_is_said(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> None:
     found = worth([rate(1, 2, 1.9, Verdict.FASTER)], {1: 2})
-    monkeypatch.setattr(worth_answer, "named_rates", lambda _: [0.75, 0.5])
+    monkeypatch.setattr(worth_answer, "named_rates", lambda _: {None: [0.75, 0.5]})
     facts = worth_answer.worth_answer(MeasuredWorth((analysis,), found, ())).facts
     assert dict(facts)["accepted"] == "synthetic: 75 % and 50 % of drafts 1 to 2"
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from nwor_bench.records.cell import ADAPTIVE, Arguments, Drafts
+from nwor_bench.records.cell import ADAPTIVE, Arguments, Drafts, MethodCount, read_arm
 from nwor_bench.records.types import AA, Interleave, NworMode, ScvMode
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
 from nwor_bench.workload.prompts import Prompt
@@ -116,3 +116,59 @@ def test_every_counts_engine_runs_once_a_block() -> None:
     assert not plan.interleaved
     assert plan.baseline.label == "k = 0"
     assert all(set(block.order) == set(plan.cells) for block in plan.blocks)
+
+
+ARMS = {
+    "eagle": {"method": "eagle", "synthetic_acceptance_rates": [0.8, 0.5]},
+    "lookup": {"method": "suffix", "engines": True, "num_speculative_tokens": [2]},
+}
+
+
+def test_a_method_has_one_engine_for_its_counts_or_one_for_each() -> None:
+    spec = spec_by_count(arms=ARMS)
+    labels = [cell.label for cell in spec.experiment.cells("toy")]
+    assert labels == [
+        "k = 0", "eagle k=0", "eagle k=1", "eagle k=2", "lookup k=2", "off x off (A/A)",
+    ]  # fmt: skip
+    eagle, lookup = Arguments("eagle"), Drafts(MethodCount("lookup", 2))
+    found = spec.engine_specs
+    assert tuple(found) == (None, eagle, lookup, AA)
+    assert {arm: own.scenario.draft_tokens for arm, own in found.items()} == {
+        None: 0, eagle: 2, lookup: 2, AA: 0,
+    }  # fmt: skip
+    assert found[eagle].experiment.counts == (0, 1, 2)
+    assert found[eagle].scenario.requests == 3  # vLLM names a count for each batch size
+    assert found[eagle].speculative_config == {"synthetic_acceptance_rates": [0.8, 0.5]}
+    for arm in (None, lookup, AA):
+        assert (found[arm].experiment.counts, found[arm].scenario.requests) == ((), 2)
+    assert found[lookup].speculative_config is None
+    assert {own.arms for own in found.values()} == {None}
+
+
+def test_rates_of_an_engine_for_one_count_are_those_of_its_drafts() -> None:
+    arms = {"eagle": {**ARMS["eagle"], "engines": True}}
+    found = spec_by_count(arms=arms).engine_specs
+    rates = {arm: (own.speculative_config or {}) for arm, own in found.items()}
+    assert rates[Drafts(MethodCount("eagle", 1))] == {"synthetic_acceptance_rates": [0.8]}
+
+
+@pytest.mark.parametrize("number", [0, 3, [1, 3], "2", [0], True])
+def test_an_arm_has_no_more_drafts_than_the_run(number: Any) -> None:
+    with refused("--arm: eagle: num_speculative_tokens"):
+        spec_by_count(arms={"eagle": {"method": "eagle", "num_speculative_tokens": number}})
+
+
+def test_arms_need_engines_and_no_adaptive_verification() -> None:
+    with refused("arms", naming="engines = true"):
+        spec_by_count(arms=ARMS, engines=False)
+    with refused("--adaptive-verification"):
+        spec_by_count(arms=ARMS, adaptive_verification=True)
+
+
+def test_an_arm_is_read_as_it_was_written() -> None:
+    arms = (
+        None, AA, Drafts(0), Drafts(ADAPTIVE), Drafts(MethodCount("my.arm-1", 12)),
+        Arguments.of({"a": "x k=2"}), Arguments.of({"a": 1, "b": 2}),
+    )  # fmt: skip
+    for arm in arms:
+        assert read_arm(None if arm is None else str(arm)) == arm

@@ -13,7 +13,7 @@ from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments.cards import Card, card_named
 from nwor_bench.run.run_options import RunOptions
-from nwor_bench.workload.options import Option, up_to
+from nwor_bench.workload.options import Option, flag_of, up_to
 from nwor_bench.workload.run_spec import DEFAULT_PAIR
 from nwor_bench.workload.stopping import parse_half_width, parse_seconds
 
@@ -42,6 +42,12 @@ def _rates(flag: str, text: str) -> list[float]:
         raise ConfigError.for_field(flag, text, wanted) from None
 
 
+def _arms(flag: str, texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    from nwor_bench.models.arms import read_arms
+
+    return read_arms(flag, texts)
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
@@ -63,6 +69,10 @@ class WorthOptions:
     )] = None
     method: Annotated[str | None, Option(
         "How to draft: mtp, eagle3, eagle, draft_model, ngram, ...",
+    )] = None
+    arms: Annotated[dict[str, dict[str, Any]] | None, Option(
+        "Compare methods, one flag each: ngram, eagle3=DRAFTER, or NAME={speculative_config}.",
+        name="arm", written=list[str], read=_arms,
     )] = None
     requests: Annotated[tuple[int, ...], Option("Batch sizes.", read=read_sizes)] = (1, 2, 4, 8)
     max_draft_tokens: Annotated[int, Option(
@@ -125,11 +135,11 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
     """How many drafts pay? Times draft counts against plain decoding, at each batch size.
 
     0 to --max-draft-tokens drafts alternate window by window, in one engine.
-    With --engines each has an engine, and whole batches alternate.
+    With --engines each has an engine, and whole batches alternate; with --arm each method.
     Prints tokens/s over k = 0, acceptance by position, and the line for vLLM.
     Exit codes: 0 done, 1 failed, 2 bad input, 3 a draft count changed the output.
     """
-    from nwor_bench.engine.preflight import check_sweep, why_engines
+    from nwor_bench.engine.preflight import arms_with_engines, check_sweep, why_engines
     from nwor_bench.instruments.device import uses_gpu
 
     if options.target_model is not None and options.pair is not None:
@@ -146,8 +156,14 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
     if options.dtype is None and not uses_gpu():
         # In bfloat16 draft counts differ at ties: explaining them takes minutes.
         options = replace(options, dtype="float32")
-    why = None if options.engines else why_engines(worth_sweep(options))
-    options = replace(options, engines=options.engines or why is not None)
+    if options.arms:
+        _check_alone(options)
+        options = replace(options, engines=True)
+        arms, reasons = arms_with_engines(worth_sweep(options))
+        options, why = replace(options, arms=arms), "; ".join(reasons) or None
+    else:
+        why = None if options.engines else why_engines(worth_sweep(options))
+        options = replace(options, engines=options.engines or why is not None)
     if options.adaptive_verification and not options.engines:
         raise ConfigError.for_field("--adaptive-verification", True, "write --engines too")
     sweep = worth_sweep(options)
@@ -155,6 +171,13 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
     shown = started(context, shown)
     prepare_process(None, shown)
     raise typer.Exit(_run(sweep, shown, why))
+
+
+def _check_alone(options: WorthOptions) -> None:
+    """Refuse flags that say what --arm says."""
+    for name in ("method", "draft_model", "engines", "adaptive_verification"):
+        if value := getattr(options, name):
+            raise ConfigError.for_field(flag_of(name), value, "--arm says it; leave it out")
 
 
 def _run(sweep: "SweepFile", options: RunOptions, why_engines: str | None) -> ExitCode:
@@ -176,7 +199,7 @@ def file_of(name: str, axes: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     """A sweep file of these tables. Raises ConfigError that names the flag of a wrong value."""
     from pydantic import ValidationError
 
-    from nwor_bench.workload.options import flag_of, remedy
+    from nwor_bench.workload.options import remedy
     from nwor_bench.workload.sweep_file import SweepFile
 
     content = json.dumps({"name": name, "axes": axes, "settings": settings})
@@ -211,9 +234,9 @@ def _settings(options: WorthOptions) -> dict[str, Any]:
     from nwor_bench.instruments.device import uses_gpu
 
     named = ("target_model", "draft_model", "method", "max_new_tokens", "tensor_parallel_size",
-             "seed", "acceptance_rates", "engines", "prompts", "lora")  # fmt: skip
+             "seed", "acceptance_rates", "engines", "arms", "prompts", "lora")  # fmt: skip
     most, engine_args = options.max_draft_tokens, options.engine_args or {}
-    if uses_gpu() and not options.engines:
+    if uses_gpu() and (options.arms or not options.engines):
         engine_args = _with_graphs(engine_args, options.requests, most)
     # The gate warms up every draft count in one engine. With several, kernels of a GPU compile for
     # the batches of a timed block, which are longer.

@@ -1,6 +1,7 @@
 """Model pairs: the schema of a pair's .toml file, the shipped pairs, and a resolved pair."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -8,6 +9,7 @@ from pydantic import Field, model_validator
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.models.methods import Method
+from nwor_bench.records.cell import Arm, engine_name
 from nwor_bench.workload.toml_file import StrictModel, read_toml, resource_dir
 
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -112,6 +114,13 @@ class ResolvedPair:
     speculative: dict[str, Any] = field(default_factory=dict)
     description: str = ""
     load_format: str | None = None
+    arms: Mapping[str, "ResolvedPair"] = field(default_factory=dict)
+    """The same target with the drafters of the run's other arms, by `engine_name`."""
+
+    def of_arm(self, arm: Arm | None) -> "ResolvedPair":
+        """The models of the arm's engine."""
+        own = self.arms.get(engine_name(arm))
+        return self if own is None else replace(own, dtype=self.dtype)
 
     def speculative_config(self, draft_tokens: int) -> dict[str, Any]:
         """vLLM's speculative_config for `draft_tokens` drafts per window.

@@ -1,0 +1,123 @@
+"""Several methods in one run: the best at a batch size, on records whose truth is known."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nwor_bench.analysis.draft_tokens import named_rates
+from nwor_bench.analysis.worth import CountArm, Measured, worth_of
+from nwor_bench.records.cell import AA, Arm, Cell, Count, Drafts, MethodCount, NworMode, ScvMode
+from nwor_bench.records.header import PairFacts, StoredSpec
+from nwor_bench.records.types import Phase, RequestTimes, Verdict
+from nwor_bench.report.worth_answer import method_lines
+
+EAGLE, NGRAM = "eagle", "ngram"
+
+ACCEPTED: dict[Count | None, int] = {
+    MethodCount(EAGLE, 1): 60, MethodCount(EAGLE, 2): 90, MethodCount(NGRAM, 2): 90,
+}  # fmt: skip
+"""Accepted drafts of 100 windows; plain decoding and k = 0 accept none."""
+
+STEP: dict[Count | None, float] = {
+    0: 1.0, None: 1.0, MethodCount(EAGLE, 0): 1.07, MethodCount(EAGLE, 1): 1.2,
+    MethodCount(EAGLE, 2): 1.3, MethodCount(NGRAM, 0): 1.0, MethodCount(NGRAM, 2): 1.3 * 1.02,
+}  # fmt: skip
+"""Time of a step; ngram with two drafts gives as many tokens as eagle and takes 2 % longer."""
+
+
+def batch(count: Count | None, block: int, step: float) -> Any:
+    windows, accepted = 100, ACCEPTED.get(count, 0)
+    tpot = tuple(10 * step / (1 + accepted / windows) * part for part in (0.9, 1.0, 1.1))
+    arm: Arm = AA if count is None else Drafts(count)
+    return SimpleNamespace(
+        cell=Cell("tiny", NworMode.OFF, ScvMode.OFF, arm), phase=Phase.TIMED, block=block,
+        requests=3, output_tokens=3 * 161, request_times=RequestTimes((), tpot),
+        token_digests=tuple(f"{block}-{n}" for n in range(3)),
+        request_acceptance=((windows, accepted),) * 3,
+        request_tokens=((1 + windows + accepted, accepted),) * 3,
+    )  # fmt: skip
+
+
+def run_of(requests: int = 3, noise: float = 0.002, **change: Any) -> Any:
+    """Eight blocks of plain decoding and both methods; `change`: arms of the configuration."""
+    rng = np.random.default_rng(requests)
+    batches = [
+        batch(count, block, step * float(np.exp(rng.normal(0, noise))))
+        for count, step in STEP.items()
+        for block in range(1, 9)
+    ]
+    arms = {EAGLE: {"method": "eagle"}, NGRAM: {"method": "ngram"}, **change}
+    header = SimpleNamespace(
+        spec=StoredSpec(engines=True, arms=arms), scenario={"requests": requests},
+        pair=PairFacts(arms={EAGLE: PairFacts(method="eagle", draft="head"),
+                             NGRAM: PairFacts(method="ngram")}), blocks=None,
+    )  # fmt: skip
+    finished = frozenset((Phase.TIMED, number) for number in range(1, 9))
+    return SimpleNamespace(batches=batches, header=header, finished=finished, windows=())
+
+
+def test_a_method_that_is_two_percent_slower_is_found() -> None:
+    worth = worth_of([Measured(run_of(), ())])
+    assert worth.best == {3: MethodCount(EAGLE, 2)}
+    beside = worth.next_best[3]
+    assert (beside.count, beside.verdict) == (MethodCount(NGRAM, 2), Verdict.FASTER)
+    assert beside.over.holds(1.02)
+    assert beside.over.low > 1
+
+
+def test_two_methods_within_their_noise_are_not_told_apart() -> None:
+    worth = worth_of([Measured(run_of(noise=0.05), ())])
+    assert worth.next_best[3].verdict == Verdict.AMBIGUOUS
+
+
+def test_a_loaded_method_that_drafts_nothing_is_a_row() -> None:
+    worth = worth_of([Measured(run_of(), ())])
+    taxes = {rate.method: rate for rate in worth.rates if rate.is_tax}
+    assert taxes.keys() == {EAGLE, NGRAM}
+    assert taxes[EAGLE].ratio is not None
+    assert taxes[EAGLE].ratio.inverse().holds(1.07)
+    assert (taxes[EAGLE].verdict, taxes[EAGLE].tokens) == (Verdict.SLOWER, 1.0)
+
+
+def test_a_count_that_changed_the_output_is_never_the_best() -> None:
+    broken = {CountArm(MethodCount(EAGLE, 2)): str(Verdict.INVALID)}
+    runs = [Measured(run_of(3), (), broken), Measured(run_of(5), ())]
+    worth = worth_of(runs)
+    assert worth.best == {3: MethodCount(NGRAM, 2), 5: MethodCount(NGRAM, 2)}
+    verdicts = {rate.verdict for rate in worth.rates if rate.count == MethodCount(EAGLE, 2)}
+    assert verdicts == {Verdict.INVALID}
+
+
+def test_a_wrong_drafter_is_told_by_its_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts that are off by one place: almost none is accepted, so no count of it pays."""
+    for k in (1, 2):
+        monkeypatch.setitem(ACCEPTED, MethodCount(EAGLE, k), 1)
+    worth = worth_of([Measured(run_of(), ())])
+    assert worth.best == {3: MethodCount(NGRAM, 2)}
+    tokens = [r.tokens for r in worth.rates if r.method == EAGLE]
+    assert tokens == pytest.approx([1, 1.01, 1.01])
+    assert {r.verdict for r in worth.rates if r.method == EAGLE} == {Verdict.SLOWER}
+
+
+def test_the_line_is_the_best_methods_and_of_its_own_drafter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = run_of()
+    ((sizes, line),) = method_lines(worth_of([Measured(run, ())]), run.header.pair)
+    assert sizes == [3]
+    assert line == {"method": "eagle", "model": "head", "num_speculative_tokens": 2}
+    monkeypatch.setitem(STEP, MethodCount(EAGLE, 2), 3.0)
+    monkeypatch.setitem(STEP, MethodCount(EAGLE, 1), 1.7)
+    ((_, line),) = method_lines(worth_of([Measured(run_of(), ())]), run.header.pair)
+    assert line == {"method": "ngram", "num_speculative_tokens": 2}
+
+
+def test_synthetic_acceptance_is_each_methods_own() -> None:
+    key = "synthetic_acceptance_rates"
+    run = run_of(eagle={"method": "eagle", key: [0.5, 0.25]})
+    assert named_rates(run) == {EAGLE: [0.5, 0.25]}
+    tokens = {rate.count: rate.tokens for rate in worth_of([Measured(run, ())]).rates}
+    assert tokens[MethodCount(EAGLE, 2)] == pytest.approx(1.75)
+    assert tokens[MethodCount(NGRAM, 2)] == pytest.approx(1.9)

@@ -1,0 +1,61 @@
+"""Arms as the command line writes them, and the models that they need."""
+
+from pathlib import Path
+
+import pytest
+from refusals import refused
+
+from nwor_bench.models.arms import check_arms, read_arms, with_arms
+from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.records.cell import AA, Arguments, Drafts, MethodCount
+from nwor_bench.workload.run_spec import PairChoice
+
+TINY = PairChoice(pair="tiny")
+"""Drafts with a draft model of its own."""
+
+
+def test_an_arm_is_a_method_a_drafter_or_json() -> None:
+    texts = ["ngram", "eagle3=org/head", 'mine={"method": "eagle3", "model": "a=b"}']
+    assert read_arms("--arm", texts) == {
+        "ngram": {"method": "ngram"},
+        "eagle3": {"model": "org/head", "method": "eagle3"},
+        "mine": {"method": "eagle3", "model": "a=b"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "field", "naming"),
+    [
+        (["eagl"], "--arm", "'eagle'"),
+        (["mine=org/head"], "--arm", "mtp"),
+        (['{"method": "ngram"}'], "--arm", "NAME={JSON}"),
+        (['x={"method": }'], "--arm x", "JSON"),
+        (["ngram", "ngram"], "--arm", "two arms"),
+    ],
+)
+def test_what_is_no_arm_is_refused(texts: list[str], field: str, naming: str) -> None:
+    with refused(field, naming=naming):
+        read_arms("--arm", texts)
+
+
+def test_a_drafter_is_needed_or_not_taken() -> None:
+    check_arms({"draft_model": {"method": "draft_model"}, "ngram": {"method": "ngram"}}, TINY)
+    with refused("--arm", naming="eagle=FOLDER_OR_HUB_NAME"):
+        check_arms({"eagle": {"method": "eagle"}}, TINY)
+    with refused("--arm", naming="write ngram"):
+        check_arms({"ngram": {"method": "ngram", "model": "org/head"}}, TINY)
+    with refused("--arm eagle"):
+        check_arms({"eagle": {"method": "eagle", "model": "/no/folder"}}, TINY)
+
+
+def test_each_engine_has_its_arms_drafter(tmp_path: Path) -> None:
+    arms = {
+        "draft_model": {"method": "draft_model"},
+        "ngram": {"method": "ngram", "prompt_lookup_max": 5},
+    }
+    pair = with_arms(resolve_pair("tiny"), TINY, arms)
+    shared, own = Arguments("draft_model"), Drafts(MethodCount("ngram", 2))
+    assert pair.of_arm(shared).draft is not None
+    assert (pair.of_arm(own).method, pair.of_arm(own).draft) == ("ngram", None)
+    assert pair.of_arm(own).speculative["prompt_lookup_max"] == 5
+    assert pair.of_arm(AA) is pair.of_arm(None) is pair

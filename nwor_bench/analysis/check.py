@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.findings import FindingKind
 from nwor_bench.analysis.parity.tokens import EXACT, EXPLAINED, INVALID, TIES_EVENT
 from nwor_bench.analysis.worth import batch_size
 from nwor_bench.models.methods import PROMPT_LOOKUP
@@ -17,8 +18,7 @@ from nwor_bench.records.cell import AA
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import CellResult, RunStatus, Verdict
 
-RANDOM = 0.02
-"""Acceptance rate of the first draft up to which drafts are as good as random tokens."""
+OF_DRAFTS = (FindingKind.DRAFTER_CONTEXT, FindingKind.ACCEPTANCE, FindingKind.PREFIX_BLOCK)
 
 
 class CheckVerdict(StrEnum):
@@ -69,6 +69,8 @@ class Check:
     """The smallest first."""
     header: RunHeader
     """One of the runs'; they differ in the batch size."""
+    warnings: tuple[str, ...] = ()
+    """What a sweep would find too (`analysis.findings`), in every batch size with drafts."""
 
     @property
     def worst(self) -> SizeCheck:
@@ -91,7 +93,10 @@ def check_of(analyses: Sequence[Analysis], lost: Mapping[int, str | None] | None
     without records, and why."""
     sizes = [SizeCheck(n, CheckVerdict.NOT_CHECKED, why) for n, why in (lost or {}).items()]
     sizes = sorted([*sizes, *map(_size, analyses)], key=lambda own: own.requests)
-    return Check(tuple(sizes), analyses[0].run.header)
+    drafted = [a for a in analyses if any(cell.draft_tokens for cell in a.cells)] or analyses
+    messages = [[f.message for f in own.findings if f.kind in OF_DRAFTS] for own in drafted]
+    shared = (text for text in messages[0] if all(text in others for others in messages))
+    return Check(tuple(sizes), analyses[0].run.header, tuple(shared))
 
 
 def _size(analysis: Analysis) -> SizeCheck:
@@ -132,20 +137,8 @@ def _why_not(analysis: Analysis, cell: CellResult | None) -> str | None:
 
 def causes(check: Check) -> Iterator[str]:
     """Known causes of what was found, and of what other requests would meet."""
-    header, engine, scenario = check.header, check.header.engine, check.header.scenario or {}
-    arms, target = (engine.arms or {}).values(), scenario.get("max_model_len", 0)
-    drafter = max((arm.get("drafter_max_model_len") or 0 for arm in arms), default=0) or target
-    longest = scenario.get("max_new_tokens", 0) + (header.gate.longest_prompt or 0)
-    if drafter < target:
-        yield (
-            f"the drafter reads at most {drafter:,} tokens and the target {target:,}: in longer "
-            f"requests no draft is accepted (the longest of these has {longest:,})"
-        )
-    if (rate := check.first_drafts) is not None and rate <= RANDOM and longest <= drafter:
-        yield (
-            f"only {100 * rate:.1f} % of first drafts were accepted, as of random ones: the "
-            "drafter is not this target's, or the prompts are random tokens"
-        )
+    header, engine = check.header, check.header.engine
+    yield from check.warnings
     if engine.state_slots is None or check.worst.verdict in (CheckVerdict.RIGHT, CheckVerdict.TIES):
         return
     if header.pair.method in PROMPT_LOOKUP and engine.device == "cpu":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from math import ceil, expm1
+from math import ceil, expm1, inf
 from statistics import fmean, median
 from typing import Any
 
@@ -24,6 +24,7 @@ from nwor_bench.analysis.effects import (
 )
 from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.instruments.draft_counts import capture_size
+from nwor_bench.models.methods import WITHOUT_DRAFTER
 from nwor_bench.records.cell import SWITCHED, Cell
 from nwor_bench.records.facts import EngineStatus, MemoryFacts
 from nwor_bench.records.fallback_reasons import (
@@ -83,6 +84,11 @@ class FindingKind(StrEnum):
     GPU_SHARED = "gpu_shared"
     CPU_BUSY = "cpu_busy"
     MEMORY_PRESSURE = "memory_pressure"
+    DRAFTER_CONTEXT = "drafter_context"
+    ACCEPTANCE = "as_random_drafts"
+    CONCURRENCY = "fewer_requests_at_once"
+    SHORT_OUTPUTS = "short_outputs"
+    PREFIX_BLOCK = "prefix_block_dropped"
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,23 @@ class Evidence:
     def engine(self) -> EngineStatus:
         """Facts of the engine; all None if it never started."""
         return self.run.header.engine
+
+    @property
+    def scenario(self) -> Mapping[str, Any]:
+        """The run's scenario; empty if it is not known."""
+        return self.run.header.scenario or {}
+
+    @property
+    def drafter(self) -> int | None:
+        """Longest context of a drafter, the shortest of several engines'; None if not known."""
+        arms = (self.engine.arms or {}).values()
+        known = [self.engine.drafter_max_model_len, *(a.get("drafter_max_model_len") for a in arms)]
+        return min((length for length in known if length is not None), default=None)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request: its prompt in the gate, and its output."""
+        return self.scenario.get("max_new_tokens", 0) + (self.run.header.gate.longest_prompt or 0)
 
     @cached_property
     def watched(self) -> list[BatchRecord]:
@@ -355,8 +378,7 @@ def _no_graph(evidence: Evidence) -> Iterator[Case]:
     count has an engine, the header has the facts of the one without drafts."""
     graphs = evidence.engine.cuda_graphs
     most = None if graphs is None or evidence.run.header.spec.engines else graphs.largest_window
-    scenario = evidence.run.header.scenario or {}
-    requests, drafts = scenario.get("requests", 0), scenario.get("draft_tokens", 0)
+    requests, drafts = (evidence.scenario.get(name, 0) for name in ("requests", "draft_tokens"))
     tokens = requests * (drafts + 1)
     if most is not None and tokens > most:
         values = {"tokens": tokens, "requests": requests, "drafts": drafts, "most": most}
@@ -541,6 +563,62 @@ def _memory(evidence: Evidence) -> Iterator[Case]:
         yield Case({"faults": faults, "swapped": swapped / 1e6, "least": least})
 
 
+def _drafter_context(evidence: Evidence) -> Iterator[Case]:
+    drafter, target = evidence.drafter, evidence.scenario.get("max_model_len", 0)
+    if drafter is not None and drafter < target:
+        yield Case({"drafter": drafter, "target": target, "longest": evidence.longest})
+
+
+RANDOM = 0.02
+"""Acceptance rate of the first draft up to which drafts are as good as random tokens."""
+
+
+def _acceptance(evidence: Evidence) -> Iterator[Case]:
+    """First drafts are as good as random ones, and requests no longer than the drafter's context.
+    Synthetic acceptance is what was asked for."""
+    rates = [cell.acceptance_per_position[0] for cell in evidence.cells
+             if cell.acceptance_per_position]  # fmt: skip
+    is_short = evidence.drafter is None or evidence.longest <= evidence.drafter
+    named = evidence.engine.rejection_sample_method == "synthetic"
+    if rates and max(rates) <= RANDOM and is_short and not named:
+        yield Case({"rate": _percent(max(rates))})
+
+
+def _concurrency(evidence: Evidence) -> Iterator[Case]:
+    """Prompt lookup does not draft for every request: there only windows at k = 0 show all."""
+    engine, requests = evidence.engine, evidence.scenario.get("requests", 0)
+    every = evidence.run.header.pair.method not in WITHOUT_DRAFTER
+    most = max((w.num_reqs for w in evidence.run.windows if every or w.cell.drafts == 0), default=0)
+    need = ceil(evidence.longest / (engine.block_size or 1))
+    has_room = engine.state_slots is None and need * requests < (engine.num_gpu_blocks or inf)
+    if 0 < most < requests and not has_room:
+        slots = f" and {engine.state_slots} slots of states" if engine.state_slots else ""
+        more = "one state slot a request (docs/states.md)" if slots else "an fp8 cache"
+        values = {"most": most, "requests": requests, "need": need, "slots": slots, "more": more}
+        yield Case({**values, "blocks": engine.num_gpu_blocks, "size": engine.block_size})
+
+
+def _short_outputs(evidence: Evidence) -> Iterator[Case]:
+    """Most outputs end before the longest one, which a batch may have cut."""
+    batches = (batch for batch in evidence.run.batches if batch.phase in _TIMED)
+    tokens = [tokens for batch in batches for tokens, _ in batch.request_tokens]
+    most = evidence.scenario.get("max_new_tokens", 0)
+    if tokens and fmean(tokens) < most / 2 and tokens.count(max(tokens)) < len(tokens) / 2:
+        yield Case({"mean": ceil(fmean(tokens)), "most": most})
+
+
+def _prefix_block(evidence: Evidence) -> Iterator[Case]:
+    """vLLM 0.33 drops none unless it is asked to, as its hashes cover what the drafter reads."""
+    header, engine = evidence.run.header, evidence.engine
+    config = {**(header.pair.speculative or {}), **(header.spec.speculative_config or {})}
+    keeps = config.get("disable_eagle_block_drop") or (
+        (engine.vllm or "") >= "0.33" and not config.get("disable_lookahead_block_hashes")
+    )
+    caches = header.spec.engine_args.get("enable_prefix_caching")
+    if header.pair.method in ("eagle", "eagle3", "mtp") and caches and not keeps:
+        yield Case({"method": header.pair.method, "size": engine.block_size})
+
+
 def _capitalized(clause: str) -> str:
     return f"{clause[0].upper()}{clause[1:]}"
 
@@ -639,6 +717,31 @@ ROWS = (
         "swapped in{least}.",
         "Free memory, or write fewer --requests. A smaller kv_cache_gib also helps.",
         "Memory ran short"),
+    Row(_K.DRAFTER_CONTEXT, _drafter_context, _WARNING,
+        "The drafter reads at most {drafter:,} tokens and the target {target:,}: in longer "
+        "requests no draft is accepted (the longest of these has {longest:,}).",
+        "Write --max-model-len {drafter}. Or take a drafter with a longer context.",
+        "The drafter's context is short"),
+    Row(_K.ACCEPTANCE, _acceptance, _WARNING,
+        "Only {rate} of first drafts were accepted, as of random ones: the drafter is not this "
+        "target's, or the prompts are random tokens.",
+        "Use text, and this target's drafter. --prompts takes a file.",
+        "Drafts are like random ones"),
+    Row(_K.CONCURRENCY, _concurrency, _WARNING,
+        "At most {most} of {requests} requests ran at once: the cache has {blocks:,} blocks of "
+        "{size:,} tokens, and a request takes {need:,}{slots}.",
+        "Write --requests {most}. Or free more: a larger kv_cache_gib, {more}, or more ranks "
+        "(--tensor-parallel-size).", "Some requests waited"),
+    Row(_K.SHORT_OUTPUTS, _short_outputs, _WARNING,
+        "Outputs end after {mean} of {most} tokens on average: the last windows of a batch "
+        "have few requests.",
+        "Write --max-new-tokens {mean}. Then more requests end together.",
+        "Outputs are short"),
+    Row(_K.PREFIX_BLOCK, _prefix_block, _NOTE,
+        "With {method} this vLLM drops the last block of every prefix that it finds in its cache: "
+        "{size:,} tokens or fewer are computed again.",
+        "Use vLLM 0.33, which drops none. Or disable_eagle_block_drop in --speculative-config, "
+        "which may cost acceptance.", "Cached prefixes lose a block"),
 )  # fmt: skip
 """Rows in the order in which a report shows findings of equal severity."""
 

@@ -68,14 +68,16 @@ def examples(*lines: str) -> str:
     return "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int) -> None:
+def print_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int, caption: str
+) -> None:
     """Print a table; columns from `numbers_from` on are numbers, which are never cut."""
     from rich.console import Console
 
     from nwor_bench.report.document import Document, table
     from nwor_bench.report.terminal import print_document
 
-    print_document(Console(), Document("", (table(headers, rows, numbers_from),)))
+    print_document(Console(), Document("", (table(headers, rows, numbers_from, caption),)))
 
 
 _MODULES = {"nvidia-ml-py": "pynvml"}

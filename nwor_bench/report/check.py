@@ -36,10 +36,10 @@ def check_answer(check: Check) -> Answer:
         text = f"{ties} of {tokens} tokens differ, only at ties of plain decoding"
     else:
         text = f"all {tokens} tokens are plain decoding's"
+    badge, code = str(own.verdict), _CODES.get(own.verdict, ExitCode.OK)
     if own.verdict not in _CODES and check.first_drafts == 0:
-        text += ", but no draft was accepted"
-    code = _CODES.get(own.verdict, ExitCode.OK)
-    return Answer(own.verdict, f"{text}.", exit_code=code, facts=tuple(_facts(check)))
+        badge += ", but no draft was accepted"
+    return Answer(badge, f"{text}.", exit_code=code, facts=tuple(_facts(check)))
 
 
 def _facts(check: Check) -> Iterator[tuple[str, str]]:

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
+from textwrap import shorten
 from typing import Any
 
 from nwor_bench.analysis.changes import TIME_PER_TOKEN, Change
 from nwor_bench.analysis.compare import (
+    WORST_FIRST,
     CellChange,
     ChangeVerdict,
     Comparison,
@@ -24,6 +26,7 @@ from nwor_bench.report.answer import CPU_SENTENCE, on_cpu
 from nwor_bench.report.document import (
     Block,
     Bullets,
+    Definitions,
     Document,
     Headline,
     Paragraph,
@@ -40,6 +43,12 @@ TITLE = "nwor-bench compare"
 
 CHANGE_HEADERS = ("Cell", "Change", "Ratio to off, NEW / BASE", "Time, NEW / BASE")
 VALUE_HEADERS = ("Cell", "Window ms", "Tokens/s", "Accepted", "Parity")
+ONE = ""
+"""The place of a comparison that is no sweep's."""
+MAX_ROWS = 6
+"""A terminal shows fewer cells than all."""
+MAX_CHARACTERS = 150
+_OF_RUNS = "a change counts above --threshold, or above the A/A arm's own in its run"
 ARROW = " → "
 """Between BASE's value and NEW's."""
 
@@ -72,7 +81,10 @@ def comparison_document(comparison: Comparison) -> Document:
 
 
 def comparisons_document(comparisons: Mapping[str, Comparison]) -> Document:
-    """Two sweeps: the headline of all their runs, then each run's changes, values and notes."""
+    """Two sweeps: the headline of all their runs, then each run's changes, values and notes; two
+    runs are ONE comparison."""
+    if ONE in comparisons:
+        return comparison_document(comparisons[ONE])
     sections = []
     for place, comparison in comparisons.items():
         noted = Bullets(tuple(notes(comparison)))
@@ -80,6 +92,34 @@ def comparisons_document(comparisons: Mapping[str, Comparison]) -> Document:
         sections.append(Section(place, blocks, brief=True))
     verdict = worst_outcome(comparison.outcome for comparison in comparisons.values())
     return Document(TITLE, (_headline(verdict, headline_of_all(comparisons)),), tuple(sections))
+
+
+def screen(comparisons: Mapping[str, Comparison]) -> Document:
+    """The verdict, the worst changes and what weakens them, in at most 24 lines of a terminal."""
+    first, several = next(iter(comparisons.values())), ONE not in comparisons
+    compared = [
+        (place, run, cell)
+        for place, run in comparisons.items()
+        for cell in run.cells
+        if cell.outcome != ChangeVerdict.NOT_COMPARED
+    ]
+    compared.sort(key=lambda row: WORST_FIRST.index(row[2].outcome or ChangeVerdict.NOT_COMPARED))
+    rows = [
+        [f"{place}: {name_of(cell, run)}" if several else name_of(cell, run), str(cell.outcome),
+         change_text(cell.ratio), change_text(cell.time)]
+        for place, run, cell in compared[:MAX_ROWS]
+    ]  # fmt: skip
+    weak = [*dict.fromkeys(text for run in comparisons.values() for text in weaknesses(run))]
+    why = [text for run in comparisons.values() for text in reasons(run, every=False)]
+    facts = [
+        ("rule", _OF_RUNS if several else _least_change(first)),
+        *(("why", shorten(text, MAX_CHARACTERS, placeholder=" ...")) for text in why[:2]),
+        *(("but", shorten(text, MAX_CHARACTERS, placeholder=" ...")) for text in weak[:2]),
+        ("all", f"{plural(len(compared), 'cell')}, values and notes: --markdown"),
+    ]
+    changes = [table(_change_heads(first), rows, numbers_from=2)] if rows else []
+    head = comparisons_document(comparisons).lead[0]
+    return Document(TITLE, (head, *changes, Definitions(tuple(facts))))
 
 
 def _headline(verdict: ChangeVerdict, sentence: str) -> Headline:
@@ -93,15 +133,18 @@ def _changes(comparison: Comparison) -> tuple[Block, ...]:
          change_text(cell.time), *([change_text(cell.work)] if by_work else [])]
         for cell in comparison.cells
     ]  # fmt: skip
-    heads = list(CHANGE_HEADERS)
-    if comparison.by_drafts:
-        heads[2] = "Time per token over k = 0, NEW / BASE"
-    heads += ["GPU's work to off, NEW / BASE"] if by_work else []
+    heads = [*_change_heads(comparison), *(["GPU's work to off, NEW / BASE"] if by_work else [])]
     return (
         table(heads, rows, numbers_from=2),
         Bullets(tuple(reasons(comparison))),
         Paragraph(how_decided(comparison)),
     )
+
+
+def _change_heads(comparison: Comparison) -> tuple[str, ...]:
+    cell, change, ratio, time = CHANGE_HEADERS
+    ratio = "Time per token over k = 0, NEW / BASE" if comparison.by_drafts else ratio
+    return (cell, change, ratio, time)
 
 
 def _values(comparison: Comparison) -> Table:
@@ -202,11 +245,12 @@ def change_text(change: Change | None) -> str:
     return interval(None if change is None else change.ratio)
 
 
-def reasons(comparison: Comparison) -> list[str]:
-    """Reasons for the cells' verdicts; cells with the same reason share a line."""
+def reasons(comparison: Comparison, *, every: bool = True) -> list[str]:
+    """Reasons for the cells' verdicts; cells with the same reason share a line. Without `every`
+    only those of compared cells."""
     groups: dict[tuple[str, str], list[str]] = {}
     for cell in comparison.cells:
-        if cell.reason:
+        if cell.reason and (every or cell.outcome != ChangeVerdict.NOT_COMPARED):
             place = (str(cell.outcome), cell.reason.rstrip("."))
             groups.setdefault(place, []).append(name_of(cell, comparison))
     return [f"{outcome}: {joined(names)}: {reason}." for (outcome, reason), names in groups.items()]
@@ -214,22 +258,12 @@ def reasons(comparison: Comparison) -> list[str]:
 
 def how_decided(comparison: Comparison) -> str:
     """Which change decides, above which size, and what the other change shows."""
+    what = "The ratio to off x off decides: changes of the machine cancel in it, not in the time"
     if comparison.decide_by is DecideBy.TIME:
-        what = (
-            "The time decides (--decide-by time), so a change of the machine between the two runs "
-            "counts as a change too"
-        )
+        what = "The time decides (--decide-by time), changes of the machine included"
     elif comparison.by_drafts:
         what = (
-            "The change of a draft count's time per token over k = 0 decides, which is its "
-            "tokens/s turned round; of a staged count over the same k in mode off. Tokens are "
-            "compared on the prompts of both runs"
-        )
-    else:
-        what = (
-            "The change of a cell's ratio to off x off decides. Each run measured off x off in the "
-            "same process and blocks, so a change of the machine between the two runs cancels. The "
-            "time includes such changes and decides nothing"
+            "The time per token over k = 0 decides; of a staged count over the same k, not staged"
         )
     return (
         f"{what}. {_least_change(comparison)} Above 1 is slower; brackets hold the 95 % interval. "
@@ -242,9 +276,8 @@ def _least_change(comparison: Comparison) -> str:
     if floor is None or not comparison.too_noisy:
         return f"A change counts above {threshold} (--threshold)."
     return (
-        f"A change counts above {_fraction(floor)}, the noise floor: the change of the A/A arm, "
-        f"which is chance. It exceeds --threshold ({threshold}), so no regression means exit code "
-        "5: measure both runs longer, or write a larger --threshold."
+        f"A change counts above {_fraction(floor)}, the noise floor: the A/A arm's own change. It "
+        f"exceeds --threshold ({threshold}), so without a regression the exit code is 5."
     )
 
 
@@ -254,6 +287,16 @@ def _fraction(value: float) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Caveats of the comparison, and how it was made."""
+    lines = [*weaknesses(comparison), *_pairing(comparison), *_drift(comparison)]
+    lines.append(
+        "Each side is one run (one start of one process). No interval covers differences between "
+        "two starts of the same code, so repeat both runs before acting on a change."
+    )
+    return lines
+
+
+def weaknesses(comparison: Comparison) -> list[str]:
+    """What weakens the answer, or may explain a change."""
     lines = []
     if comparison.forced:
         listed = "; ".join(map(str, comparison.forced))
@@ -261,14 +304,10 @@ def notes(comparison: Comparison) -> list[str]:
             f"Compared with --force, although the runs differ in work or machine: {listed}."
         )
     lines += [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
-    lines += [*_pairing(comparison), *_drift(comparison), *_acceptance(comparison)]
+    lines += _acceptance(comparison)
     if comparison.others:
         listed = "; ".join(map(str, comparison.others))
         lines.append(f"Other differences, which may explain a change: {listed}.")
-    lines.append(
-        "Each side is one run (one start of one process). No interval covers differences between "
-        "two starts of the same code, so repeat both runs before acting on a change."
-    )
     if on_cpu(comparison.new.header):
         lines.append(CPU_SENTENCE)
     return lines
@@ -282,8 +321,7 @@ def _pairing(comparison: Comparison) -> list[str]:
     paired = [change.new_blocks for change in made if change.paired and change.new_blocks]
     if paired:
         lines.append(
-            f"Both runs timed {plural(min(paired), 'block')} of the same prompts, seed and "
-            "temperature, which are compared in pairs."
+            f"Compared in pairs: {plural(min(paired), 'block')} of the same prompts and seed."
         )
     interleaved = [
         change for change in made if change.measure in (DEVICE_MS, WALL_MS, TIME_PER_TOKEN)
@@ -291,14 +329,11 @@ def _pairing(comparison: Comparison) -> list[str]:
     if interleaved:
         engines = comparison.new.header.spec.engines
         what = "whole batches on an engine for each count" if engines else "interleaved windows"
-        lines.append(
-            f"Ratios are those of {what}: each run's interval comes from its own "
-            f"{'blocks' if engines else 'groups'}, and the two are independent samples (Welch)."
-        )
+        lines.append(f"Ratios are those of {what}, two independent samples (Welch).")
     if any(not change.paired and change not in interleaved for change in made):
         lines.append(
-            "The runs are not paired, because prompts, seeds or number of blocks differ: intervals "
-            "are for two independent samples (Welch)."
+            "The runs are not paired (other prompts, seeds or number of blocks): two independent "
+            "samples (Welch)."
         )
     if any(change.measure == LATENCY_MS for change in made):
         lines.append("Some times are those of whole batches, because a run has no window times.")
@@ -352,7 +387,9 @@ def comparison_json(comparison: Comparison, *, strict: bool) -> str:
 
 
 def comparisons_json(comparisons: Mapping[str, Comparison], *, strict: bool) -> str:
-    """The comparisons of two sweeps' runs as JSON, by place."""
+    """The comparisons of two sweeps' runs as JSON, by place; of two runs ONE."""
+    if ONE in comparisons:
+        return comparison_json(comparisons[ONE], strict=strict)
     code = worst_of(comparison.exit_code(strict=strict) for comparison in comparisons.values())
     return json_document({
         "comparison_version": COMPARISON_FORMAT_VERSION,

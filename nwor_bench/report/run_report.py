@@ -100,7 +100,8 @@ def build_document(analysis: Analysis) -> Document:
     """The whole report of a run, made only from its records."""
     run = analysis.run
     by_drafts = run.header.spec.draft_counts is not None and not run.header.checks_only
-    if not analysis.cells and run.header.status is RunStatus.FAILED:
+    failed = not analysis.cells and run.header.status is RunStatus.FAILED
+    if failed or run.header.checks_speculation:
         told = (_this_run(run), Section("To repeat this run", (_repeat(run.header.command),)))
         return Document(title(run.header), tuple(_first_screen(analysis)), told)
     sections = (

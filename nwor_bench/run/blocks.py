@@ -13,7 +13,7 @@ from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.instruments.nvtx_ranges import ranges_if_wanted, span
 from nwor_bench.records.header import GATE, INTERLEAVED, WARM_UP, WHOLE
 from nwor_bench.records.store import RunData, RunStore, read_run
-from nwor_bench.records.types import Cell, NworMode, Phase
+from nwor_bench.records.types import AA, Cell, NworMode, Phase
 from nwor_bench.report.text import plural
 from nwor_bench.run.batch import BatchRunner, RanBatch
 from nwor_bench.run.batch_sizes import BatchSizes, NoTimeLeft, timed_batches
@@ -169,7 +169,7 @@ class BlockRunner:
             ).run()
             self._log.finish(Phase.GATE, self.plan.gate)
         for cell, reason in self.parity.broken.items():
-            self._progress.say(f"gate: {cell.label} is INVALID: {reason}")
+            self._progress.say(f"gate: {cell.label} gives another output: {reason}")
         cells = gather_cells(read_run(self._store.folder))
         self._idle = frozenset(data.cell for data in cells if data.cannot_fire)
         self._tell_passed([data for data in cells if not (data.is_baseline or data.is_aa)])
@@ -195,7 +195,8 @@ class BlockRunner:
             labels = ", ".join(c.label for c in self.plan.cells if idle.get(c) == reason)
             self._progress.say(f"gate: INEFFECTIVE {labels}: {reason}")
         passed = {cell.cell for cell in cells} - idle.keys() - self.parity.broken.keys()
-        if cells:
+        is_check = self.spec.checks_only and self.spec.engines  # its answer says so
+        if cells and not is_check:
             self._progress.say(
                 f"gate: {len(passed)} of {plural(len(cells), 'cell')} acted and gave the output of "
                 f"{self.plan.baseline.label}"
@@ -323,7 +324,8 @@ class BlockRunner:
         self._check()
         record = batch.answer.record
         self._budget.batch(self._size.whole_s(batch))
-        self._progress.batch_done(batch.cell, record)
+        arm = f"{self.plan.baseline.label} (A/A)"
+        self._progress.batch_done(arm if batch.cell.arm is AA else batch.cell.label, record)
         if record.phase is Phase.GATE and batch.cell == self.plan.baseline:
             self._forecast(batch)
 

@@ -1,5 +1,6 @@
 """Run one prepared run: engine, batches, records; write reports even after a failure."""
 
+import os
 import shlex
 import signal
 import sys
@@ -129,6 +130,7 @@ class GroupEngine:
         self._spec = spec
         self._is_shared = is_shared
         self._engine: Engine | None = None
+        self._log: Path | None = None
 
     def source(self, prepared: Prepared) -> EngineSource:
         """The engine for `run_prepared`."""
@@ -136,7 +138,11 @@ class GroupEngine:
         @contextmanager
         def engine(log: Path | None) -> Iterator[Engine]:
             if self._engine is None:
-                self._engine = self._factory(prepared.pair, self._spec, log)
+                self._engine, self._log = self._factory(prepared.pair, self._spec, log), log
+            elif self._log is not None and log is not None:
+                for file in self._log.parent.glob("engine*.log"):  # one engine, one log
+                    if not (link := log.parent / file.name).exists():
+                        link.symlink_to(os.path.relpath(file, log.parent))
             try:
                 yield self._engine
             finally:
@@ -241,8 +247,8 @@ def _measure(sweep: BlockRunner, status: EngineStatus, store: RunStore, progress
     # The rule at once: looks at the intervals, and a report of a killed run, go by it.
     store.update(engine=status, parity=sweep.parity.facts())
     progress.say(
-        f"engine start {status.start_count}: {status.start_seconds:.1f} s, "
-        f"{status.target_layers} target layers, {status.attention_backend}"
+        f"engine: {status.start_seconds:.1f} s to start, {status.target_layers} target layers, "
+        f"{status.attention_backend}"
     )
     began = time.perf_counter()
     try:

@@ -17,7 +17,7 @@ from rich.text import Text
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.instruments.versions import require_supported_vllm, untried_version
 from nwor_bench.records.files import result_document
-from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Cell, Phase
+from nwor_bench.records.types import INTERLEAVED_PHASES, BatchRecord, Phase
 from nwor_bench.report.load import REPORT_PAGE, run_result
 from nwor_bench.report.run_report import summary
 from nwor_bench.report.terminal import print_document, print_path
@@ -143,12 +143,12 @@ class Progress:
         if self._heartbeat is not None:
             self._heartbeat.note()
 
-    def batch_done(self, cell: Cell, record: BatchRecord) -> None:
+    def batch_done(self, label: str, record: BatchRecord) -> None:
         """Show the numbers of a gate's batch in a log; other batches are counted by block."""
         is_gate = record.phase in (Phase.GATE, Phase.INTERLEAVED_GATE)
         if is_gate and not self._console.is_terminal:
             self.say(
-                f"gate: {'interleaved' if record.phase in INTERLEAVED_PHASES else cell.label:16} "
+                f"gate: {'interleaved' if record.phase in INTERLEAVED_PHASES else label:16} "
                 f"{record.latency_ms / 1e3:6.2f} s  "
                 f"accepted {record.accepted_tokens}/{record.draft_tokens}"
                 + (f"  parity {record.parity}" if record.parity else "")

@@ -101,17 +101,10 @@ def swept_runs(index: SweepIndex) -> tuple[SweptRun, ...]:
 
 def words_of(entry: Mapping[str, Any]) -> dict[str, str]:
     """A run's place on the axes for people, by the axis' name."""
-    values = {option.name: (axis.label, entry.get(option.name)) for option, axis in AXES}
-    named = {
-        name: _counted(text, value) for name, (text, value) in values.items() if value is not None
-    }
+    values = {option.name: (axis, entry.get(option.name)) for option, axis in AXES}
+    named = {name: axis.words(value) for name, (axis, value) in values.items() if value is not None}
     scenario = Path(entry["scenario"]).stem
     return {"pair": short_name(entry["pair"]), "scenario": scenario, **named}
-
-
-def _counted(text: str, value: Any) -> str:
-    """`8 requests`, `1 request`."""
-    return text.format(value).removesuffix("s" if value == 1 else "")
 
 
 def sweep_result(index: SweepIndex, runs: Sequence[SweptRun], worths: Worths) -> dict[str, Any]:

@@ -188,6 +188,10 @@ class Axis:
     shares_engine: bool = False
     """Runs that differ only in it share an engine."""
 
+    def words(self, value: Any) -> str:
+        """The label with a value: `8 requests`, `1 request`."""
+        return self.label.format(value).removesuffix("s" if value == 1 else "")
+
 
 @dataclass(frozen=True)
 class Option:

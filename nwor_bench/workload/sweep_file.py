@@ -130,7 +130,7 @@ class Point:
     def words(self) -> dict[str, str]:
         """The label's words for each axis that has a value, by the axis' name."""
         return {
-            option.name: axis.label.format(value)
+            option.name: axis.words(value)
             for option, axis in AXES
             if (value := self.spec.value_of(option)) is not None
         }

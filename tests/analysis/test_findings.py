@@ -139,6 +139,36 @@ def broken_arm() -> RunData:
     return change_batches(sound(), lambda b: b.arm is not None, parity="INVALID")
 
 
+def of_drafter(context: int, prompt: int = 100, **engine: Any) -> RunData:
+    """A target of 1,024 tokens, a drafter of `context`, and the longest prompt."""
+    made = with_header(sound(), "scenario", max_model_len=1024)
+    made = with_parts(made, gate={"longest_prompt": prompt})
+    return with_header(made, "engine", drafter_max_model_len=context, **engine)
+
+
+def none_accepted(run: RunData) -> RunData:
+    return change_windows(run, lambda w: True, accepted_per_position=(0,) * 4)
+
+
+def of_eight(requests: int, **engine: Any) -> RunData:
+    """8 requests asked for, at most so many at once."""
+    made = change_windows(sound(), lambda w: True, num_reqs=requests)
+    made = with_header(made, "scenario", requests=8)
+    made = with_header(made, "pair", method="eagle")
+    return with_header(with_parts(made, gate={"longest_prompt": 100}), "engine", **engine)
+
+
+def outputs(*tokens: int) -> RunData:
+    """64 tokens wanted, and each batch's requests end so early."""
+    return change_batches(sound(), timed, request_tokens=tuple((own, 1) for own in tokens))
+
+
+def of_eagle(vllm: str = "0.32.0", asked: bool = True, **config: Any) -> RunData:
+    made = with_header(sound(), "pair", method="eagle3", speculative=config)
+    made = with_header(made, "spec", engine_args={"enable_prefix_caching": asked})
+    return with_header(made, "engine", vllm=vllm)
+
+
 FAULTS: dict[str, tuple[Callable[[], RunData], FindingKind, Severity, str, str]] = {
     "drift": (lambda: slower(lambda w: 1 + 0.01 * w.block), K.TREND, WARNING,
               "by +10.4 % over 12 blocks", "Warm up longer"),
@@ -154,6 +184,22 @@ FAULTS: dict[str, tuple[Callable[[], RunData], FindingKind, Severity, str, str]]
                   K.ATTENTION, WARNING, "(Why)", "Read why"),
     "graphs": (lambda: graphs(39), K.NO_GRAPH, WARNING, "40 tokens (8 requests, 4 drafts)",
                'Write --engine-args \'{"compilation_config": {"max_cudagraph_capture_size": 48}}'),
+    "drafter": (lambda: of_drafter(128), K.DRAFTER_CONTEXT, WARNING,
+                "at most 128 tokens and the target 1,024: in longer requests no draft is accepted "
+                "(the longest of these has 164)", "--max-model-len 128."),
+    "drafter of one engine": (lambda: with_header(of_drafter(1024), "engine", arms={
+        "k=4": {"drafter_max_model_len": 256}}), K.DRAFTER_CONTEXT, WARNING, "at most 256", "256"),
+    "no draft accepted": (lambda: none_accepted(of_drafter(1024)), K.ACCEPTANCE, WARNING,
+                          "Only 0.0 % of first drafts", "Use text"),
+    "blocks": (lambda: of_eight(5, num_gpu_blocks=31), K.CONCURRENCY, WARNING,
+               "At most 5 of 8 requests ran at once: the cache has 31 blocks of 32 tokens, and a "
+               "request takes 6.", "Write --requests 5. Or free more: a larger kv_cache_gib, an"),
+    "state slots": (lambda: of_eight(5, state_slots=5), K.CONCURRENCY, WARNING,
+                    "takes 6 and 5 slots of states", "one state slot a request"),
+    "short outputs": (lambda: outputs(5, 40, 5), K.SHORT_OUTPUTS, WARNING,
+                      "after 17 of 64 tokens", "Write --max-new-tokens 17."),
+    "prefix block": (of_eagle, K.PREFIX_BLOCK, NOTE, "32 tokens or fewer are computed again",
+                     "Use vLLM 0.33"),
     "states unmoved": (lambda: states(states_reason="states:not_called", states_committed=0),
                        K.STATES, WARNING, "window of stage x off, stage x graph, stage x adaptive "
                        "(states:not_called)", "Read states_reason"),
@@ -189,6 +235,35 @@ def test_what_is_no_fault_is_no_finding() -> None:
     made = change_windows(states(states_committed=6), lambda w: w.scv_mode == "graph",
                           states_committed=0)  # fmt: skip
     assert "of stage x graph (" in the(K.STATES, made).message  # one of three that stage
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"),
+    [
+        (of_drafter(1024), K.DRAFTER_CONTEXT),
+        (sound(), K.DRAFTER_CONTEXT),  # not known
+        (of_drafter(1024), K.ACCEPTANCE),
+        (none_accepted(of_drafter(128)), K.ACCEPTANCE),  # its context is the cause
+        (none_accepted(of_drafter(1024, rejection_sample_method="synthetic")), K.ACCEPTANCE),
+        (of_eight(8, num_gpu_blocks=31), K.CONCURRENCY),
+        (of_eight(5), K.CONCURRENCY),  # there is room: short requests end as others begin
+        (with_header(of_eight(5, num_gpu_blocks=31), "pair", method="ngram"), K.CONCURRENCY),
+        (outputs(5, 64, 64), K.SHORT_OUTPUTS),
+        (outputs(20, 20, 20), K.SHORT_OUTPUTS),  # the batch was cut
+        (of_eagle(asked=False), K.PREFIX_BLOCK),
+        (of_eagle("0.33.0"), K.PREFIX_BLOCK),
+        (of_eagle(disable_eagle_block_drop=True), K.PREFIX_BLOCK),
+        (with_header(of_eagle(), "pair", method="draft_model"), K.PREFIX_BLOCK),
+    ],
+)
+def test_what_has_another_cause_or_does_not_apply_is_no_finding(
+    run: RunData, kind: FindingKind
+) -> None:
+    assert not found_in(run, kind)
+
+
+def test_lookahead_hashes_switched_off_drop_the_block_again() -> None:
+    assert found_in(of_eagle("0.33.0", disable_lookahead_block_hashes=True), K.PREFIX_BLOCK)
 
 
 @pytest.mark.parametrize(

@@ -95,3 +95,14 @@ def test_markdown_instead_of_the_tables(run: Run) -> None:
     code, printed, _ = run("compare", "base", "slower", "--markdown")
     assert code == 4
     assert printed.startswith("# nwor-bench compare\n\n**REGRESSION: stage x graph +")
+
+
+@pytest.mark.parametrize("arguments", ["base slower", "base noisy", "checked broken", "cut cut",
+                                       "base long --force"])  # fmt: skip
+def test_a_terminal_of_24_lines_holds_the_answer(run: Run, arguments: str) -> None:
+    """The verdict, the changes and why; values and notes are in --markdown."""
+    printed = run("compare", *arguments.split())[1].splitlines()
+    assert len(printed) <= 23  # and the prompt
+    assert "--markdown" in " ".join(printed)
+    if arguments == "checked broken":
+        assert any("REGRESSION: stage x off" in line for line in printed)

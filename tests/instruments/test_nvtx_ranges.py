@@ -96,7 +96,7 @@ def test_a_sweeps_ranges_are_its_batches(
     blocks = [turn for turn in sweep.inside if turn.name == "block"]
     assert [block.payload for block in blocks] == [1, 2]
     assert {cell.name for block in blocks for cell in block.inside} == {"cell"}
-    expected = [(b.batch, b.order, runner.log.done[b.batch][0].label) for b in run.batches]
+    expected = [(b.batch, b.order, runner.log.done[b.batch][0]) for b in run.batches]
     turns = []
     for cell in sweep.all("cell"):
         (batch,) = cell.inside

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from check_runs import FAR, TIE, UNKNOWN, check_run, checked, failed, unsteady, with_places
+from check_runs import FAR, TIE, UNKNOWN, K, check_run, checked, failed, unsteady, with_places
 from interleaved_run import Planted, interleaved_run
 from report_runs import RUNS, faster, gpu_run, ineffective, spent_by_gate
 from rich.console import Console
@@ -316,6 +316,9 @@ CHECKS: Mapping[str, Callable[[], Sequence[RunData]]] = {
         with_places(check_run(1, "INVALID", state_slots=5), FAR),
     ],
     "plain decoding differs from itself": lambda: [unsteady(check_run())],
+    "no draft was accepted": lambda: [
+        change_windows(check_run(), lambda w: w.arm == str(K), accepted_per_position=(0,) * 4)
+    ],
     "a short drafter": lambda: [check_run(arms={"k=4": {"drafter_max_model_len": 128}})],
 }
 """Runs of `nwor-bench check` of which the whole terminal page is kept, at 80 columns."""

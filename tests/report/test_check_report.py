@@ -13,7 +13,8 @@ from nwor_bench.cli.commands.report import _report_sweep
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import RunData
 from nwor_bench.report.check import check_answer
-from nwor_bench.report.run_report import answer_of, exit_code_of
+from nwor_bench.report.markdown import render_markdown
+from nwor_bench.report.run_report import answer_of, build_document, exit_code_of
 from nwor_bench.report.sweep import swept_worths
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep_folder import SweepIndex
@@ -97,6 +98,15 @@ def test_known_causes_are_named_only_where_they_apply(run: RunData, named: list[
     found = list(causes(check_of([checked(run)])))
     assert len(found) == len(named)
     assert all(words in cause for words, cause in zip(named, found, strict=True))
+
+
+def test_the_report_of_a_check_has_no_word_of_nwor_cells() -> None:
+    """Nor the glossary of `sweep`."""
+    wrong = checked(with_places(check_run(1, "INVALID"), FAR))
+    page = render_markdown(build_document(wrong))
+    assert "WRONG" in page
+    assert "output token 2 of request 0 is 62, plain decoding gives 215" in page
+    assert not [word for word in ("off x off", "INVALID", "Staged", "SCV") if word in page]
 
 
 def test_a_timed_run_of_engines_is_no_check() -> None:

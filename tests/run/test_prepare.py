@@ -5,7 +5,8 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -16,7 +17,7 @@ from tiny_session import begin, spec_of
 from nwor_bench.errors import ConfigError, EngineError, ExitCode
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import RunData, read_run
-from nwor_bench.run.execute import heed_interrupts
+from nwor_bench.run.execute import GroupEngine, Prepared, heed_interrupts
 from nwor_bench.run.prepare import PairChoice, run_one
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.workload.config import RunSpec, load_scenario, resolve
@@ -260,3 +261,24 @@ def test_an_engine_with_one_state_slot_stages_without_scv_on_a_cpu(gpu: bool, ce
     completed = spec.experiment.completed(spec, on_gpu=gpu)
     labels = [each.label for each in completed.experiment.cells("toy")]
     assert [label for label in labels if label.startswith(cell)] == [labels[1]]
+
+
+def test_runs_of_one_engine_have_its_logs(tmp_path: Path) -> None:
+    """A file of its own that an earlier try left is kept."""
+    logs = [tmp_path / name / "engine.log" for name in ("01", "02", "03")]
+
+    def started(pair: object, spec: object, log: Path | None) -> FakeEngine:
+        assert log is not None
+        for name in ("engine.log", "engine-1.log"):
+            (log.parent / name).write_text(f"{name} of {log.parent.name}")
+        return FakeEngine()
+
+    group = GroupEngine(started, cast(RunSpec, None))
+    for log in logs:
+        log.parent.mkdir()
+    logs[2].write_text("own")
+    for log in logs:
+        with group.source(cast(Prepared, SimpleNamespace(pair=None)))(log):
+            pass
+    assert [log.read_text() for log in logs] == ["engine.log of 01"] * 2 + ["own"]
+    assert (logs[2].parent / "engine-1.log").read_text() == "engine-1.log of 01"

@@ -34,9 +34,9 @@ def test_a_log_has_a_line_for_a_step_and_a_batch_of_the_gate() -> None:
     gate = replace(GATE, parity="exact", latency_ms=1500.0, accepted_tokens=7, draft_tokens=9)
     with Progress(out) as progress:
         progress.say("[bold]not markup[/bold]")
-        progress.batch_done(CELLS[4], gate)
-        progress.batch_done(CELLS[0], replace(gate, phase="interleaved gate"))
-        progress.batch_done(CELLS[0], replace(gate, phase="timed"))
+        progress.batch_done(CELLS[4].label, gate)
+        progress.batch_done(CELLS[0].label, replace(gate, phase="interleaved gate"))
+        progress.batch_done(CELLS[0].label, replace(gate, phase="timed"))
     assert text_of(out).splitlines() == [
         "[bold]not markup[/bold]",
         "gate: stage x graph      1.50 s  accepted 7/9  parity exact",

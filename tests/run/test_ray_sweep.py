@@ -221,7 +221,7 @@ def test_a_failed_run_ends_the_sweep_unless_it_may_go_on(on_fake_ray: Any) -> No
             is_bad = isinstance(message, RunFiles) and message.number == 1
             yield RunFiles(1, 3, message.files, "parity broke") if is_bad else message
 
-    run = "run 1 (tiny-ngram short, 4 drafts, 1 requests, temperature 0)"
+    run = "run 1 (tiny-ngram short, 4 drafts, 1 request, temperature 0)"
     with refused(run, EngineError, naming="parity broke"):
         on_fake_ray(failing, [node("a", 8)])
     _, code, index = on_fake_ray(failing, GPUS, continue_on_error=True)

@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
-from nwor_bench.errors import ExitCode, worst_of
+from nwor_bench.errors import worst_of
 from nwor_bench.workload.options import Option, fraction, quantity
-
-if TYPE_CHECKING:
-    from nwor_bench.report.document import Document
 
 _change = quantity(
     fraction,
@@ -64,45 +61,30 @@ def compare(
     for folder in (base, new):
         if not folder.is_dir():
             read_header(folder)  # refuses it before pandas and scipy are imported
-    document, text, code = _compared(base, new, options)
-    if options.as_json:
-        typer.echo(text, nl=False)
-    elif options.markdown:
-        from nwor_bench.report.markdown import render_markdown
+    from rich.console import Console
 
-        typer.echo(render_markdown(document), nl=False)
-    else:
-        _show(document, base, new, quiet=options.quiet)
-    raise typer.Exit(code)
-
-
-def _compared(base: Path, new: Path, options: CompareOptions) -> tuple["Document", str, ExitCode]:
-    """The comparison as a document, as JSON, and its exit code."""
     from nwor_bench.analysis.compare import DecideBy, compare_runs, compare_sweeps
     from nwor_bench.analysis.stored_run import is_sweep, load_stored, load_stored_runs
     from nwor_bench.report import comparison as told
+    from nwor_bench.report.markdown import render_markdown
+    from nwor_bench.report.terminal import print_document, print_path
 
     rule: dict[str, Any] = {
         "threshold": options.threshold,
         "decide_by": DecideBy(options.decide_by),
         "force": options.force,
     }
-    strict = options.strict
     if is_sweep(base) and is_sweep(new):
         runs = compare_sweeps(load_stored_runs(base), load_stored_runs(new), **rule)
-        code = worst_of(comparison.exit_code(strict=strict) for comparison in runs.values())
-        return told.comparisons_document(runs), told.comparisons_json(runs, strict=strict), code
-    comparison = compare_runs(load_stored(base), load_stored(new), **rule)
-    text = told.comparison_json(comparison, strict=strict)
-    return told.comparison_document(comparison), text, comparison.exit_code(strict=strict)
-
-
-def _show(document: "Document", base: Path, new: Path, *, quiet: bool) -> None:
-    from rich.console import Console
-
-    from nwor_bench.report.terminal import print_document, print_path
-
-    console = Console()
-    print_document(console, document.shortened(), quiet=quiet)
-    for name, folder in () if quiet else (("BASE", base), ("NEW", new)):
-        print_path(console, name, folder)
+    else:
+        runs = {told.ONE: compare_runs(load_stored(base), load_stored(new), **rule)}
+    if options.as_json:
+        typer.echo(told.comparisons_json(runs, strict=options.strict), nl=False)
+    elif options.markdown:
+        typer.echo(render_markdown(told.comparisons_document(runs)), nl=False)
+    else:
+        console = Console()
+        print_document(console, told.screen(runs), quiet=options.quiet)
+        for name, folder in () if options.quiet else (("BASE", base), ("NEW", new)):
+            print_path(console, name, folder)
+    raise typer.Exit(worst_of(run.exit_code(strict=options.strict) for run in runs.values()))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,25 +57,31 @@ def list_shipped(
         if options.quiet:
             typer.echo("\n".join(each["name"] for each in shipped))
         elif kind is Kind.PAIRS:
-            _print_pairs(shipped)
+            _print_pairs(shipped, short=not what)
         else:
             columns = ("requests", "batches", "draft_tokens", "max_new_tokens", "temperature",
                        "max_model_len", "number_of_prompts")  # fmt: skip
             headers = ("scenario", "requests", "batches", "drafts", "new tokens", "temp",
                        "max len", "prompts")  # fmt: skip
             rows = [(each["name"], *(str(each[name]) for name in columns)) for each in shipped]
-            print_table(headers, rows, numbers_from=1)
+            print_table(headers, rows, 1, "Scenarios (--scenario)")
+            typer.echo()
 
 
-def _print_pairs(shipped: "list[dict[str, Any]]") -> None:
-    """Pairs with weights before shapes."""
+def _print_pairs(shipped: "list[dict[str, Any]]", *, short: bool) -> None:
+    """Pairs with weights, then shapes; of these `short` prints only the names."""
+    weights = [each for each in shipped if each["has_weights"]]
+    shapes = [each for each in shipped if not each["has_weights"]]
     rows = [
         (f"{each['name']} (default)" if each["is_default"] else each["name"], each["method"],
-         "yes" if each["is_ready"] else "", each["description"])
-        for each in sorted(shipped, key=lambda each: not each["has_weights"])
+         "yes" if each["is_ready"] else "",
+         each["description"].split(";")[0] if short else each["description"])
+        for each in (weights if short else [*weights, *shapes])
     ]  # fmt: skip
-    print_table(("pair", "drafts by", "ready", "description"), rows, numbers_from=4)
-    typer.echo("A shape has no weights: vLLM fills in random ones, and a GPU is needed.")
+    print_table(("pair", "drafts by", "ready", "description"), rows, 4, "Pairs of models (--pair)")
+    names = f" (nwor-bench list pairs): {', '.join(each['name'] for each in shapes)}"
+    without = "without weights: vLLM fills in random ones, and a GPU is needed"
+    typer.echo(fill(f"Shapes {without}{names if short else ''}.", 80, break_on_hyphens=False))
 
 
 def _fetch(name: str, options: ListOptions) -> None:

@@ -240,7 +240,7 @@ def _drift_facts(seen: Seen) -> Iterator[tuple[str, str]]:
     """A fact for each rate that could drift, once the watch is long enough."""
     over = timedelta(seconds=int(seen.waited_s))
     for drift in seen.over_time.drifts():
-        change = signed(1 + drift.trend.drift) if drift.trend.matters else "no drift"
+        change = signed(1 + drift.trend.drift) if drift.trend.matters else "no drift found"
         thirds = f"first third {drift.first:.3g}, last {drift.last:.3g}"
         yield "over time", f"{drift.what} {change} in {over}; {thirds}"
 

@@ -180,9 +180,9 @@ def test_the_answer_says_what_drifted(of: str, capsys: pytest.CaptureFixture[str
         text = capsys.readouterr().out
         assert max(map(len, text.splitlines())) <= 80
         words = " ".join(text.split())
-        change = "-7.5 %" if acceptance else "no drift"
+        change = "-7.5 %" if acceptance else "no drift found"
         assert f"over time acceptance_rate {change} in 7:54:00; first third 0." in words
-        assert "over time requests_running no drift in 7:54:00; first third " in words
+        assert "over time requests_running no drift found in 7:54:00; first third " in words
         told = result(watched, Wanted(ALL, 0.0, 9.0), "http://h", 0)["drift"]
         assert {entry["what"]: entry["drifted"] for entry in told} == {
             "acceptance_rate": acceptance < 0, "tokens_per_s": acceptance < 0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.draft_rates import MIN_JUDGED, RATE_COLUMNS, Worth
-from nwor_bench.analysis.draft_tokens import gives_tokens, named_rates, same_places
+from nwor_bench.analysis.draft_tokens import gives_tokens, named_rates
 from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
@@ -127,12 +127,11 @@ def _best_methods(worth: Worth) -> Table:
     ratios = {(rate.requests, rate.count): rate.ratio for rate in worth.rates}
     rows = []
     for size, best in sorted(worth.best.items()):
-        over, other = ratios.get((size, best)), worth.next_best.get(size)
-        beside = [NOT_MEASURED] * 3
-        if other is not None:
-            beside = [str(other.count or PLAIN), interval(other.over, 2), str(other.verdict)]
-        gives = interval(over, 2) if best else "1"
-        rows.append([worth.sizes(size), str(best or PLAIN), gives, *beside])
+        gives = interval(ratios[size, best], 2) if best else "1"
+        rows.append([worth.sizes(size), str(best or PLAIN), gives])
+        if size in worth.next_best:
+            other, over, verdict = worth.next_best[size]
+            rows[-1] += [PLAIN if other == 0 else str(other), interval(over, 2), str(verdict)]
     heads = ["Requests", "Best", "Over plain", "Next method", "Best over next", "Verdict"]
     caption = "Tokens/s of the best over plain decoding and the next method"
     return table(heads, rows, caption=caption)
@@ -296,17 +295,9 @@ def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
     named = named_rates(analyses[0].run)
     if named and named.keys() == {rate.method for rate in worth.rates}:
         return "Tokens a window are those of the named rates."
-    pairs = [] if worth.by_engines else [same_places(analysis.run) for analysis in analyses]
-    equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
     note = f"Tokens a window rest on {plural(worth.texts, 'different prompt')} of all batch sizes."
     if any(rate.adaptive for rate in worth.rates):
         note += " Those of adaptive verification are each batch size's own."
-    if compared:
-        note += (
-            f" Does switching harm the drafter? From the same token of the same text, {equal} of "
-            f"{plural(compared, 'window')} of other batches, interleaved ones among them, accepted "
-            "what a window of the largest k did."
-        )
     return note
 
 
@@ -330,8 +321,8 @@ def _methods_result(worth: Worth, pair: PairFacts) -> dict[str, Any]:
     if not worth.next_best:
         return {}
     beside = {
-        str(size): {"next": str(found.count), **flat(found.over), "verdict": found.verdict}
-        for size, found in worth.next_best.items()
+        str(size): {"next": str(other), **flat(over), "verdict": verdict}
+        for size, (other, over, verdict) in worth.next_best.items()
     }
     lines = [{"requests": sizes, **config} for sizes, config in method_lines(worth, pair)]
     methods = {str(size): method_of(count) for size, count in worth.best.items()}

@@ -61,15 +61,15 @@ def run_of(requests: int = 3, noise: float = 0.002, **change: Any) -> Any:
 def test_a_method_that_is_two_percent_slower_is_found() -> None:
     worth = worth_of([Measured(run_of(), ())])
     assert worth.best == {3: MethodCount(EAGLE, 2)}
-    beside = worth.next_best[3]
-    assert (beside.count, beside.verdict) == (MethodCount(NGRAM, 2), Verdict.FASTER)
-    assert beside.over.holds(1.02)
-    assert beside.over.low > 1
+    other, over, verdict = worth.next_best[3]
+    assert (other, verdict) == (MethodCount(NGRAM, 2), Verdict.FASTER)
+    assert over.holds(1.02)
+    assert over.low > 1
 
 
 def test_two_methods_within_their_noise_are_not_told_apart() -> None:
     worth = worth_of([Measured(run_of(noise=0.05), ())])
-    assert worth.next_best[3].verdict == Verdict.AMBIGUOUS
+    assert worth.next_best[3][2] == Verdict.AMBIGUOUS
 
 
 def test_a_loaded_method_that_drafts_nothing_is_a_row() -> None:

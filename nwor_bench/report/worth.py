@@ -66,22 +66,16 @@ HOW = VERDICTS + (
 )
 
 HOW_BY_ENGINES = VERDICTS + (
-    "Each draft count has an engine, k = 0 one without a drafter. In every block all run the same "
-    "prompts, in random order. Time of a window: a request's time per output token after its "
-    "first, as vLLM reports it, times its tokens a window. The error of tokens is that over "
-    "prompts, that of times the scatter of blocks. Engines may differ by themselves, so each "
-    "interval is wider by the noise."
+    "Each draft count, or each method, has an engine, and plain decoding (k = 0) one without a "
+    "drafter. In every block all run the same prompts, in random order. Time of a window: a "
+    "request's time per output token after its first, as vLLM reports it, times its tokens a "
+    "window. The error of tokens is that over prompts, that of times the scatter of blocks. "
+    "Engines may differ by themselves, so each interval is wider by the noise."
 )
 
 LINE_NOTE = Paragraph(
     "The line for vLLM takes a larger k only if its gain is beyond interval and noise, otherwise "
     "the smaller one. Above the largest batch size measured vLLM goes on with the last k."
-)
-
-HOW_BY_METHODS = HOW_BY_ENGINES.replace(
-    "Each draft count has an engine, k = 0 one without a drafter. In",
-    "Each method has an engine that changes its draft count between batches (one for each count if "
-    "it cannot), and plain decoding one without a drafter. In",
 )
 
 PLAIN = "plain"
@@ -160,8 +154,7 @@ def worth_section(measured: MeasuredWorth) -> Section:
     blocks: list[Block] = [rates_table(worth, stages=stages)]
     if worth.by_engines and AA not in (header.engine.arms or ()):
         blocks.append(ONE_ENGINE)
-    how = HOW_BY_METHODS if worth.next_best else HOW_BY_ENGINES if worth.by_engines else HOW
-    blocks += [Paragraph(how), *_stage_note(measured)]
+    blocks += [Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW), *_stage_note(measured)]
     blocks += [_acceptance(measured.analyses), Paragraph(_tokens_note(worth, measured.analyses))]
     blocks += [LINE_NOTE, *_times(measured.times)]
     if not worth.by_engines:
@@ -308,11 +301,11 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
         "rates": [rate.to_dict() for rate in worth.rates],
         "noise": {str(size): flat(ratio) for size, ratio in sorted(worth.noise.items())},
         "best": {str(size): number_of(k) for size, k in sorted(worth.best.items())},
-        **_methods_result(worth, header.pair),
         "best_staged": {str(size): number_of(k) for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
         "speculative_config": line_config(worth, header.pair),
+        **_methods_result(worth, header.pair),
     }
 
 
@@ -321,12 +314,14 @@ def _methods_result(worth: Worth, pair: PairFacts) -> dict[str, Any]:
     if not worth.next_best:
         return {}
     beside = {
-        str(size): {"next": str(other), **flat(over), "verdict": verdict}
+        str(size): {"count": str(other), **flat(over), "verdict": verdict}
         for size, (other, over, verdict) in worth.next_best.items()
     }
-    lines = [{"requests": sizes, **config} for sizes, config in method_lines(worth, pair)]
-    methods = {str(size): method_of(count) for size, count in worth.best.items()}
-    return {"best_method": methods, "over_next": beside, "lines": lines}
+    return {
+        "best_method": {str(size): method_of(k) for size, k in worth.best.items()},
+        "next_best": beside,
+        "speculative_config": [{"requests": n, **own} for n, own in method_lines(worth, pair)],
+    }
 
 
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:

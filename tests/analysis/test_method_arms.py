@@ -11,6 +11,7 @@ from nwor_bench.analysis.worth import CountArm, Measured, worth_of
 from nwor_bench.records.cell import AA, Arm, Cell, Count, Drafts, MethodCount, NworMode, ScvMode
 from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, RequestTimes, Verdict
+from nwor_bench.report.worth import worth_result
 from nwor_bench.report.worth_answer import method_lines
 
 EAGLE, NGRAM = "eagle", "ngram"
@@ -121,3 +122,17 @@ def test_synthetic_acceptance_is_each_methods_own() -> None:
     tokens = {rate.count: rate.tokens for rate in worth_of([Measured(run, ())]).rates}
     assert tokens[MethodCount(EAGLE, 2)] == pytest.approx(1.75)
     assert tokens[MethodCount(NGRAM, 2)] == pytest.approx(1.9)
+
+
+def test_json_names_the_method_and_its_line() -> None:
+    run = run_of()
+    run.header.engine = None
+    measured: Any = SimpleNamespace(
+        worth=worth_of([Measured(run, ())]), header=run.header, times=(), staged={}
+    )
+    found = worth_result(measured)
+    assert (found["best"], found["best_method"]) == ({"3": 2}, {"3": "eagle"})
+    assert found["next_best"]["3"]["count"] == "ngram k=2"
+    (line,) = found["speculative_config"]
+    assert line == {"requests": [3], "method": "eagle", "model": "head",
+                    "num_speculative_tokens": 2}  # fmt: skip

@@ -67,7 +67,7 @@ def test_the_shape_is_the_models(
         assert (shape.head_dim, shape.layers) == (dim, layers)
     for flags in (["--heads", "8/1"], ["--layers", "3"], ["--head-dim", "64"]):
         code, _, said = command_line("kernels", "--model", "llama-8b-shape", *flags)
-        assert (code, said.startswith(f"nwor-bench: {flags[0]}: ")) == (2, True), said
+        assert (code, flags[0] in said, "leave these out" in said) == (2, True, True), said
     for unknown in ("mla-shape", "llama-9b-shape"):
         code, _, said = command_line("kernels", "--model", unknown)
         assert code == 2

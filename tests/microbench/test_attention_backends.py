@@ -61,7 +61,7 @@ def pages(cache: tuple[Tensor, Tensor], blocks: Tensor, tokens: int) -> Tensor:
     return both.transpose(1, 2).flatten(0, 1)[:tokens]
 
 
-def causal(rows: int, tokens: int) -> Tensor:
+def causal_mask(rows: int, tokens: int) -> Tensor:
     return torch.ones(rows, tokens, dtype=torch.bool).triu(tokens - rows + 1)
 
 
@@ -77,25 +77,8 @@ def test_vllms_triton_backend(requests: int, kv_heads: int, monkeypatch) -> None
 
 
 @in_the_interpreter
-def test_our_staged_attention_and_the_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_staged_attention() -> None:
     check(STAGED, step_of())
-
-    def flash(step: Attention, version: int, lengths: Tensor, *, causal: bool) -> Any:
-        assert (version, causal) == (3, False)
-
-        def run() -> tuple[Tensor, Tensor]:
-            sums = []
-            for request, tokens in enumerate(lengths.tolist()):
-                rows = slice(*step.starts[request : request + 2].tolist())
-                kv = pages(step.cache.chunk(2, -1), step.table[request], tokens)
-                step.output[rows], of_rows = attend(step.query[rows], kv)
-                sums.append(of_rows)
-            return step.output, torch.cat(sums, 1).float()
-
-        return run
-
-    monkeypatch.setattr(contenders, "_flash_attention", flash)
-    check(MERGE, step_of())
 
 
 @pytest.mark.slow
@@ -131,7 +114,7 @@ class Wrapper:
             rows = slice(*self.starts[request : request + 2].tolist())
             blocks = self.indices[slice(*self.indptr[request : request + 2].tolist())]
             kv = pages(cache, blocks, 16 * (len(blocks) - 1) + last)
-            hidden = causal(rows.stop - rows.start, len(kv))
+            hidden = causal_mask(rows.stop - rows.start, len(kv))
             out[rows] = attend(query[rows], kv, hidden=hidden)[0]
 
 
@@ -148,24 +131,39 @@ def test_flashinfer_is_given_its_pages(context: int, monkeypatch: pytest.MonkeyP
         contenders.KERNELS["attention"][1]["flashinfer"](step)
 
 
-def test_xqa_is_given_a_mask_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    def xqa(*, query, kv_cache, block_tables, seq_lens, q_len_per_req, mask, out, **given) -> None:
-        assert given["kv_layout"] == "HND"
-        assert not given["workspace_buffer"].any()
-        assert given["bmm1_scale"] == 1 / 8
-        for request, tokens in enumerate(seq_lens.tolist()):
-            rows = slice(request * q_len_per_req, (request + 1) * q_len_per_req)
-            hidden = torch.zeros(q_len_per_req, tokens, dtype=torch.bool)
-            if mask is not None:
-                hidden[:, -q_len_per_req:] = ~mask[request]
-            kv = pages(kv_cache, block_tables[request], tokens)
-            out[rows] = attend(query[rows], kv, hidden=hidden)[0]
+def test_flash_attention_is_given_the_step_and_its_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedules: list[dict[str, Any]] = []
 
-    flashinfer, vllms = ModuleType("flashinfer.decode"), ModuleType("vllms_flashinfer")
-    flashinfer.xqa_batch_decode_with_kv_cache = xqa
-    vllms._make_xqa_draft_block_mask = lambda rows, causal, device: torch.ones(
-        rows, rows, dtype=torch.bool
-    ).tril()
-    monkeypatch.setitem(sys.modules, "flashinfer.decode", flashinfer)
-    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.flashinfer", vllms)
-    check("flashinfer_xqa", step_of())
+    def schedule(**given: Any) -> dict[str, Any]:
+        schedules.append(given)
+        return given
+
+    def flash(*, q, k, v, out, cu_seqlens_q, seqused_k, block_table, causal, **given) -> Any:
+        assert (given["max_seqlen_q"], given["softmax_scale"]) == (len(q) // 3, 1 / 8)
+        assert given["max_seqlen_k"] >= int(seqused_k.max())
+        planned = given["scheduler_metadata"] if given["fa_version"] == 3 else None
+        assert given["num_splits"] == (0 if planned is None else planned["num_splits"])
+        assert planned is None or planned["cache_seqlens"] is seqused_k
+        sums = []
+        for request, tokens in enumerate(seqused_k.tolist()):
+            rows = slice(*cu_seqlens_q[request : request + 2].tolist())
+            kv = pages((k.transpose(1, 2), v.transpose(1, 2)), block_table[request], tokens)
+            hidden = causal_mask(rows.stop - rows.start, tokens) if causal else None
+            out[rows], of_rows = attend(q[rows], kv, hidden=hidden)
+            sums.append(of_rows)
+        return (out, torch.cat(sums, 1).float()) if given["return_softmax_lse"] else out
+
+    module = ModuleType("vllm.vllm_flash_attn")
+    module.flash_attn_interface = SimpleNamespace(
+        get_scheduler_metadata=schedule, flash_attn_varlen_func=flash
+    )
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", module)
+    check("flash_attention_2", step_of())
+    assert schedules == []
+    check("flash_attention_3", step_of())
+    assert {entry["causal"] for entry in schedules} == {True}
+    if INTERPRETED:
+        check(MERGE, step_of())
+        assert {entry["causal"] for entry in schedules} == {True, False}

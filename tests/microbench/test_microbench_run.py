@@ -124,8 +124,8 @@ def test_a_backend_is_compared_with_itself_at_one_row() -> None:
     assert rows[1].time_over_one_row == rows[1].over_one_row.value
     text = render_markdown(document(Result(CLIFF, rows, "", FACTS, Environment(), 1.0)))
     headline = text.splitlines()[2]
-    assert "over that of one: nwor_staged 1.1" in headline
-    assert "triton 3.00 to 3.00." in headline
+    assert "nwor_staged: k + 1 query rows take 1.1" in headline
+    assert "triton: k + 1 query rows take 3.00 to 3.00 times one's time." in headline
     table = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| 8x4")]
     assert [(line[0].split(",")[1].strip(), line[1].strip()) for line in table] == [
         ("256", "nwor_staged"), ("8192", "nwor_staged"), ("256", "triton"), ("8192", "triton"),

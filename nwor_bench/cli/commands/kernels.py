@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from nwor_bench.cli.flags import AsJson, Quiet, with_flags, written_on
+from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError
 from nwor_bench.run.microbench.cases import ON_A_GPU, Heads, Shape, Spec
-from nwor_bench.workload.options import Option, Panel, flag_of
+from nwor_bench.workload.options import Option, Panel
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class KernelsOptions:
 
 
 @with_flags()
-def kernels(line: typer.Context, options: KernelsOptions, spec: Spec, shape: Shape) -> None:
+def kernels(options: KernelsOptions, spec: Spec, shape: Shape) -> None:
     """Check and time our kernels against vLLM's.
 
     Exit codes: 0 done, 2 bad input or no CUDA device, 3 a result was wrong.
@@ -39,7 +39,7 @@ def kernels(line: typer.Context, options: KernelsOptions, spec: Spec, shape: Sha
     from nwor_bench.instruments.device import visible_gpu_uuids
 
     if options.model is not None:
-        spec, shape = _of_model(options.model, spec, shape, written_on(line))
+        spec, shape = _of_model(options.model, spec, shape)
     if not visible_gpu_uuids():
         raise ConfigError.at("kernels needs a CUDA device and there is none here", ON_A_GPU)
     try:
@@ -54,16 +54,14 @@ def kernels(line: typer.Context, options: KernelsOptions, spec: Spec, shape: Sha
     raise typer.Exit(code)
 
 
-def _of_model(model: str, spec: Spec, shape: Shape, written: dict[str, str]) -> tuple[Spec, Shape]:
+def _of_model(model: str, spec: Spec, shape: Shape) -> tuple[Spec, Shape]:
     """Heads and layers of a model's attention that sees the whole context. Raises ConfigError."""
     from nwor_bench.models.config_json import read_shape
     from nwor_bench.models.pairs.local import find_config
 
-    for name in ("heads", "head_dim", "layers"):
-        if name in written:
-            raise ConfigError.for_field(
-                flag_of(name), written[name], "--model gives it; leave it out"
-            )
+    if (spec.heads, shape.layers, shape.head_dim) != (Spec.heads, Shape.layers, Shape.head_dim):
+        remedy = "it gives --heads, --layers and --head-dim; leave these out"
+        raise ConfigError.for_field("--model", model, remedy)
     of_model = read_shape(find_config("--model", model).config, "--model", model)
     every = [of_model.heads_of(layer) for layer in of_model.attending if layer.window is None]
     kinds = Counter(heads for heads in every if heads.dim == heads.value_dim)

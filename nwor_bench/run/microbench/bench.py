@@ -79,13 +79,8 @@ def _run_group(bench: Bench, group: InputGroup, rng: random.Random) -> list[Kern
         refusal = {"status": Status.REFUSED, "reason": "its inputs do not fit the GPU's memory"}
         names = (OURS, PEER[group.kernel]) if group.kernel in PEER else ("every backend",)
         return [_row(group, name, refusal) for name in names]
-    ready: dict[str, Replay | dict[str, Any]] = {}
-    for contender in contenders:
-        one, refused = contender.one_row, None
-        if one is not None:
-            ready[one.name] = of_one = _prepare(bench, one)
-            refused = None if callable(of_one) else of_one
-        ready[contender.name] = refused or _prepare(bench, contender)
+    parts = [part for whole in contenders for part in (whole.one_row, whole) if part]
+    ready = {part.name: _prepare(bench, part) for part in parts}
     replays = {name: prepared for name, prepared in ready.items() if callable(prepared)}
     rounds = bench.spec.max_rounds
     rule = StoppingRule(min(FIRST_LOOK, rounds), rounds, bench.spec.ci_width)
@@ -95,8 +90,9 @@ def _run_group(bench: Bench, group: InputGroup, rng: random.Random) -> list[Kern
     remark = {"reason": "the GPU throttled its clocks" if throttled else ""}
     rows = []
     for contender in contenders:
-        prepared = ready[contender.name]
-        columns = _measured(contender, times) | remark if callable(prepared) else prepared
+        both = [ready[part.name] for part in (contender.one_row, contender) if part]
+        failed = next((prepared for prepared in both if not callable(prepared)), None)
+        columns = failed or _measured(contender, times) | remark
         rows.append(_row(group, contender.name, columns))
     return rows
 
@@ -138,9 +134,9 @@ def _measured(contender: Contender, times: Mapping[str, Sequence[float]]) -> dic
     columns |= {"time_us": median(samples), "gb_per_s": moved / median(samples) / 1e3}
     ratio = report.ratios(times).get(contender.name)
     ratio = ratio if ratio and ratio.is_bounded else None
-    if contender.one_row is None:
+    if (one := contender.one_row) is None:
         return columns | {"ratio": ratio}
-    return columns | {"one_row_us": median(times[contender.one_row.name]), "over_one_row": ratio}
+    return columns | {"one_row_us": median(times[one.name]), "over_one_row": ratio}
 
 
 def _row(group: InputGroup, name: str, columns: Mapping[str, Any]) -> KernelRow:

@@ -18,8 +18,7 @@ PEER = {
     "verify_attention": "flash_attention_3",
     "gated_delta": "vllm_triton",
 }
-"""The peer of each kernel that the headline compares; `attention` compares backends with
-themselves."""
+"""The peer of each kernel that the headline compares; backends of `attention` have none."""
 
 ONE_ROW = ", 1 row"
 """What the name of a contender ends with that has one query row, as without drafts."""
@@ -177,8 +176,7 @@ class Spec:
         read=parse_acceptances,
     )] = (0.1, 0.5, 0.9)
     contexts: Annotated[tuple[Annotated[int, Ge(1)], ...] | None, Option(
-        "Cached tokens per request (default: 1024; attention: 256 to 32768).", Panel.WORK,
-        "context",
+        "Cached tokens a request (default: 1024; attention: 256 to 32768).", Panel.WORK, "context",
     )] = None
     cache_dtypes: Annotated[tuple[CacheDtype, ...], Option(
         "bf16, fp8.", Panel.WORK, "cache_dtype",

@@ -77,24 +77,31 @@ def _flash_attention(
     """
     from vllm.vllm_flash_attn import flash_attn_interface as interface
 
-    shape, lengths = step.shape, step.seq_lens if lengths is None else lengths
-    common = {
-        "max_seqlen_q": step.rows, "max_seqlen_k": step.max_seq_len, "cu_seqlens_q": step.starts,
-        "causal": causal, "num_splits": MAX_SPLITS if version == 3 else 0,
-    }  # fmt: skip
-    metadata = None if version == 2 else interface.get_scheduler_metadata(
-        **common, batch_size=step.requests, num_heads_q=shape.heads, num_heads_kv=shape.kv_heads,
-        headdim=shape.head_dim, cache_seqlens=lengths, qkv_dtype=step.query.dtype,
-        page_size=shape.block_size, window_size=(-1, -1),
-    )  # fmt: skip
+    shape, given = step.shape, _paged(step) | {"causal": causal, "num_splits": 0}
+    given |= {} if lengths is None else {"seqused_k": lengths}
+    if version == 3:
+        given["num_splits"] = MAX_SPLITS
+        names = ("max_seqlen_q", "max_seqlen_k", "cu_seqlens_q", "causal", "num_splits")
+        given["scheduler_metadata"] = interface.get_scheduler_metadata(
+            **{name: given[name] for name in names}, cache_seqlens=given["seqused_k"],
+            batch_size=step.requests, num_heads_q=shape.heads, num_heads_kv=shape.kv_heads,
+            headdim=shape.head_dim, qkv_dtype=step.query.dtype, page_size=shape.block_size,
+            window_size=(-1, -1),
+        )  # fmt: skip
+    attend = interface.flash_attn_varlen_func
+    return partial(attend, **given, fa_version=version, return_softmax_lse=not causal)
+
+
+def _paged(step: Attention) -> dict[str, Any]:
+    """What vLLM gives FlashAttention and its Triton kernel alike."""
     key, value = step.cache.transpose(1, 2).chunk(2, dim=-1)
-    scale = None if step.scale is None else step.scale.expand(step.requests, shape.kv_heads)
-    return partial(
-        interface.flash_attn_varlen_func, **common, q=step.query, k=key, v=value, out=step.output,
-        seqused_k=lengths, softmax_scale=shape.head_dim**-0.5, block_table=step.table,
-        scheduler_metadata=metadata, q_descale=scale, k_descale=scale, v_descale=scale,
-        fa_version=version, return_softmax_lse=not causal,
-    )  # fmt: skip
+    scale = None if step.scale is None else step.scale.expand(step.requests, step.shape.kv_heads)
+    return {
+        "q": step.query, "k": key, "v": value, "out": step.output, "block_table": step.table,
+        "cu_seqlens_q": step.starts, "max_seqlen_q": step.rows, "seqused_k": step.seq_lens,
+        "max_seqlen_k": step.max_seq_len, "softmax_scale": step.shape.head_dim**-0.5,
+        "q_descale": scale, "k_descale": scale, "v_descale": scale, "causal": True,
+    }  # fmt: skip
 
 
 def _triton(step: Attention) -> Call:
@@ -105,40 +112,29 @@ def _triton(step: Attention) -> Call:
 
     shape, segments = step.shape, triton_attn.NUM_PAR_SOFTMAX_SEGMENTS
     sizes = (len(step.query), shape.heads, segments)
-    widths = {"output": (padded(shape.head_dim),), "max": (), "expsum": ()}
-    scratch = {
-        f"softmax_segm_{name}": _scratch(name, step.query.device, sizes + width)
-        for name, width in widths.items()
-    }
-    key, value = step.cache.transpose(1, 2).chunk(2, dim=-1)
-    scale = None if step.scale is None else step.scale.expand(step.requests, shape.kv_heads)
+    widths = {"output": [padded(shape.head_dim)], "max": [], "expsum": []}
+    scratch = {f"softmax_segm_{name}": _scratch(name, step.query.device, *sizes, *width)
+               for name, width in widths.items()}  # fmt: skip
     return partial(
-        unified_attention, q=step.query, k=key, v=value, out=step.output, cu_seqlens_q=step.starts,
-        max_seqlen_q=step.rows, seqused_k=step.seq_lens, max_seqlen_k=step.max_seq_len,
-        softmax_scale=shape.head_dim**-0.5, causal=True, window_size=(-1, -1), softcap=0.0,
-        block_table=step.table, q_descale=step.scale, k_descale=scale, v_descale=scale,
+        unified_attention, **_paged(step), **scratch, window_size=(-1, -1), softcap=0.0,
         seq_threshold_3D=triton_attn.MIN_LAUNCH_GRID_SIZE_2D // shape.kv_heads,
-        num_par_softmax_segments=segments, **scratch,
+        num_par_softmax_segments=segments,
         kv_quant_mode=KVQuantMode.FP8_PER_TENSOR if step.fp8 else KVQuantMode.NONE,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=6)
-def _scratch(name: str, device: torch.device, sizes: tuple[int, ...] | None = None) -> Tensor:
-    """Memory at 0 that all calls of a case share, as layers do; FlashInfer's without `sizes`."""
-    if sizes is None:
-        return torch.zeros(394 << 20, dtype=torch.uint8, device=device)  # vLLM's default
+def _scratch(name: str, device: torch.device, *sizes: int) -> Tensor:
+    """float32 at 0 that all calls of a case share, as layers do."""
     return torch.zeros(sizes, device=device)
 
 
 def _flashinfer(step: Attention) -> Call:
-    """FlashInfer's decode, of several rows its prefill, planned beforehand.
-
-    vLLM has these on Hopper if it has neither flashinfer-cubin nor internet access.
-    """
+    """FlashInfer's decode, of several rows its prefill, planned beforehand; not XQA, trtllm-gen."""
     import flashinfer
 
-    _without_fp8(step)
+    if step.fp8:
+        raise ValueError("FlashInfer is timed with bf16 caches only")
     query, shape, rows = step.query, step.shape, step.rows
     pages = -(-int(step.seq_lens[0]) // shape.block_size)
     starts = torch.arange(step.requests + 1, dtype=torch.int32, device="cpu")
@@ -146,7 +142,7 @@ def _flashinfer(step: Attention) -> Call:
     planned = (starts * pages, step.table[:, :pages].flatten(), last,
                shape.heads, shape.kv_heads, shape.head_dim, shape.block_size)  # fmt: skip
     dtypes = {"q_data_type": query.dtype, "kv_data_type": query.dtype}
-    memory = _scratch("flashinfer", query.device)
+    memory = _scratch("flashinfer", query.device, 394 << 18).view(torch.uint8)  # vLLM's size
     if rows == 1:
         run = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, "HND", use_tensor_cores=True)
         run.plan(*planned, **dtypes)
@@ -154,28 +150,6 @@ def _flashinfer(step: Attention) -> Call:
         run = flashinfer.BatchPrefillWithPagedKVCacheWrapper(memory, "HND")
         run.plan(starts * rows, *planned, causal=True, **dtypes)
     return partial(run.run, query, step.cache.chunk(2, dim=-1), out=step.output)
-
-
-def _flashinfer_xqa(step: Attention) -> Call:
-    """FlashInfer's XQA, which decodes windows too; vLLM's choice on Hopper if it can have it."""
-    from flashinfer.decode import xqa_batch_decode_with_kv_cache as attend
-    from vllm.v1.attention.backends.flashinfer import _make_xqa_draft_block_mask as mask_of
-
-    _without_fp8(step)
-    query, rows = step.query, step.rows
-    mask = mask_of(rows, True, query.device).expand(step.requests, -1, -1).contiguous()
-    run = partial(
-        attend, kv_cache=step.cache.chunk(2, dim=-1), block_tables=step.table, kv_layout="HND",
-        workspace_buffer=_scratch("xqa", query.device), seq_lens=step.seq_lens, out=step.output,
-        max_seq_len=step.max_seq_len, bmm1_scale=step.shape.head_dim**-0.5, q_len_per_req=rows,
-        mask=mask if rows > 1 else None,
-    )  # fmt: skip
-    return lambda: run(query=query.contiguous())  # a copy that vLLM makes too
-
-
-def _without_fp8(step: Attention) -> None:
-    if step.fp8:
-        raise ValueError("FlashInfer is timed with bf16 caches only")
 
 
 def _verify_nets(step: NetWindow, **more: Any) -> Call:
@@ -250,7 +224,6 @@ KERNELS: dict[str, tuple[Callable[[InputGroup, Shape], Any], dict[str, Callable[
             "flash_attention_3": _flash_attention,
             "flash_attention_2": partial(_flash_attention, version=2),
             "flashinfer": _flashinfer,
-            "flashinfer_xqa": _flashinfer_xqa,
             "triton": _triton,
         },
     ),

@@ -118,10 +118,8 @@ class KernelRow:
 
     @property
     def numbers(self) -> tuple[str, str, str]:
-        """Time, GB/s and ratio with its interval; the status instead of a missing time.
-
-        Of `attention` the times at 1 and at k + 1 rows, and their ratio.
-        """
+        """Time, GB/s and ratio, or of `attention` times at 1 and k + 1 rows, and ratio; a status
+        instead of a missing time."""
         if self.status is not Status.OK:
             word = "INVALID" if self.status is Status.INVALID else "refused"
             return word, NOT_MEASURED, NOT_MEASURED
@@ -129,9 +127,10 @@ class KernelRow:
         if (ratio := self.ratio or self.over_one_row) is not None:
             ends = significant(ratio.low), significant(ratio.high)
             shown = f"{significant(ratio.value)} [{', '.join(ends)}]"
+        time_us = significant(self.time_us)
         if self.one_row_us is not None:
-            return _us(self.one_row_us), _us(self.time_us), shown
-        return _us(self.time_us), decimal(self.gb_per_s, 0), shown
+            return significant(self.one_row_us), time_us, shown
+        return time_us, decimal(self.gb_per_s, 0), shown
 
 
 @dataclass(frozen=True)
@@ -173,10 +172,6 @@ def significant(value: float | None) -> str:
     return decimal(value, 0 if value is None or value >= 100 else 1 if value >= 10 else 2)
 
 
-def _us(value: float | None) -> str:
-    return decimal(value, 2 if (value or 0) < 100 else 0)
-
-
 def write_files(folder: Path, result: Result) -> list[Path]:
     """Write the three files, replacing older ones. Raises StoreError if that fails."""
     written = {
@@ -210,8 +205,7 @@ def document(result: Result) -> blocks.Document:
     for (kernel, dtype), group in groupby(result.rows, lambda row: (row.kernel, row.cache_dtype)):
         rows = list(group)
         if kernel == "attention":  # each backend by context
-            names = list(dict.fromkeys(row.implementation for row in rows))
-            rows.sort(key=lambda row: (row.requests, row.drafts, names.index(row.implementation)))
+            rows.sort(key=lambda row: (row.requests, row.drafts, row.heads, row.implementation))
         cells = [(row.case, row.implementation, *row.numbers) for row in rows]
         more = {"commit": ", accepted", "gated_delta": ""}.get(kernel, ", context, heads")
         numbers = ("time us", "GB/s", "time/nwor [95 %]")
@@ -235,20 +229,16 @@ def document(result: Result) -> blocks.Document:
 
 def _headline(result: Result) -> blocks.Headline:
     """Each kernel's time against its peer's, and which results are wrong."""
-    sentences = []
-    for kernel, peer in PEER.items():
-        rows = [row for row in result.rows if (row.kernel, row.implementation) == (kernel, peer)]
-        values = [row.ratio.value for row in rows if row.ratio]
-        if values:
-            sentences.append(f"{kernel}: {peer} takes {_range(values)} times our time.")
-    over_one: dict[str, list[float]] = {}
+    told: dict[str, list[float]] = {}
     for row in result.rows:
-        if row.over_one_row:
-            over_one.setdefault(row.implementation, []).append(row.over_one_row.value)
-    if over_one:
-        told = ", ".join(f"{name} {_range(values)}" for name, values in over_one.items())
-        sentences.append(f"attention: time of k + 1 query rows over that of one: {told}.")
-    text = " ".join(sentences) or "No ratio was measured."
+        name, ratio = row.implementation, row.over_one_row
+        said = f"{name}: k + 1 query rows take {{}} times one's time."
+        if ratio is None and name == PEER.get(row.kernel):
+            ratio, said = row.ratio, f"{row.kernel}: {name} takes {{}} times our time."
+        if ratio:
+            told.setdefault(said, []).append(ratio.value)
+    ranges = [f"{significant(min(each))} to {significant(max(each))}" for each in told.values()]
+    text = " ".join(map(str.format, told, ranges)) or "No ratio was measured."
     wrong = [
         f"{row.implementation}, {row.kernel} {row.case}, {row.cache_dtype}: {row.reason}"
         for row in result.invalid
@@ -256,10 +246,6 @@ def _headline(result: Result) -> blocks.Headline:
     if not wrong:
         return blocks.Headline("", text)
     return blocks.Headline("INVALID", f"{text} Wrong results: {'; '.join(wrong)}.", "invalid")
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{significant(min(values))} to {significant(max(values))}"
 
 
 def _machine(result: Result) -> str:

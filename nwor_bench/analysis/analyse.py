@@ -25,6 +25,7 @@ from nwor_bench.records.cell import Count, NworMode
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, BatchRecord, Cell, CellResult, Verdict, WindowRecord
 from nwor_bench.stats.interval import Interval, flat
+from nwor_bench.stats.paired import mean_of
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def _acceptance(cell: CellData) -> dict[str, Any]:
         drafted, taken = by_position(counted)
         # Requests with a draft at the first position: a request's windows.
         length = 1 + sum(taken) / drafted[0] if drafted[0] else None
-        rates = tuple(a / d for a, d in zip(taken, drafted, strict=True) if d)
+        rates = tuple(_shares(counted))
     return {
         "acceptance_rate": _ratio(accepted, drafts),
         "mean_accepted_per_window": _ratio(accepted, cell.num_windows),
@@ -249,6 +250,26 @@ def by_position(windows: Sequence[WindowRecord]) -> tuple[list[int], list[int]]:
             for position, count in enumerate(row):
                 sums[position] += count
     return drafted, accepted
+
+
+def acceptance_changes(cell: CellData, baseline: CellData) -> list[Interval]:
+    """By position, how much larger a cell's share of accepted drafts is than the baseline's, from
+    the blocks that both ran."""
+    sides = []
+    for data in (cell, baseline):
+        blocks: dict[int, list[WindowRecord]] = {}
+        for window in data.windows:
+            blocks.setdefault(window.block, []).append(window)
+        sides.append({number: _shares(own) for number, own in blocks.items()})
+    ours, theirs = sides
+    pairs = [(ours[block], theirs[block]) for block in sorted(ours.keys() & theirs.keys())]
+    positions = min((len(side) for pair in pairs for side in pair), default=0)
+    return [mean_of(np.array([a[j] - b[j] for a, b in pairs])) for j in range(positions)]
+
+
+def _shares(windows: Sequence[WindowRecord]) -> list[float]:
+    """Share of the drafts that were accepted, by position."""
+    return [a / d for d, a in zip(*by_position(windows), strict=True) if d]
 
 
 def _ratio(above: float, below: float) -> float | None:

@@ -79,7 +79,10 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     compare.compare: ("nwor-bench compare runs/before runs/after --threshold 2%",),
     listing.list_shipped: ("nwor-bench list", "nwor-bench list --fetch smollm2"),
     doctor.doctor: ("nwor-bench doctor", "nwor-bench doctor --no-engine --json"),
-    kernels.kernels: ("nwor-bench kernels", "nwor-bench kernels --kernels commit --ci-width 2%"),
+    kernels.kernels: (
+        "nwor-bench kernels --kernels commit --ci-width 2%",
+        "nwor-bench kernels --kernels attention --model llama-8b-shape",
+    ),
     live.live: (
         "nwor-bench live localhost:8000",
         "nwor-bench live localhost:8000 --num-reqs 5-8 --ci-width 0.3%",

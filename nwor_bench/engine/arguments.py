@@ -24,7 +24,7 @@ from nwor_bench.records.cell import AA, ADAPTIVE, Drafts
 from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.experiment import ACCEPTANCE_RATES, COUNT_BY_SIZE
-from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, Counters
+from nwor_bench.workload.run_spec import ACCEPTANCE_LENGTH, Counters, variables_of
 
 
 @contextmanager
@@ -170,7 +170,8 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
     specs = {arm: engine_spec for arm, engine_spec in spec.engine_specs.items() if arm != AA}
     configs = {arm: _check_engine(pair.of_arm(arm), own) for arm, own in specs.items()}
     for arm in configs:
-        if spec.against and arm and _settings(configs[None]) == _settings(configs[arm]):
+        compared = arm is not None and spec.against and not variables_of(spec.against)
+        if compared and _settings(configs[None]) == _settings(configs[arm]):
             remedy = "vLLM makes the same configuration of it as without; write another"
             raise ConfigError.for_field("--against", str(arm), remedy)
     adaptive = configs.get(Drafts(ADAPTIVE))
@@ -180,8 +181,20 @@ def check_arguments(pair: ResolvedPair, spec: RunSpec) -> None:
 
 
 def _check_engine(pair: ResolvedPair, spec: RunSpec) -> Any:
-    """Have vLLM check one engine's configuration; returns it."""
+    """Have vLLM check one engine's configuration; returns it. The engine's own variables are given
+    back: processes of other engines inherit this one's."""
+    own = variables_of(spec.engine_args)
+    before = {name: os.environ[name] for name in own if name in os.environ}
     set_environment(spec.dtype or pair.dtype, spec.tensor_parallel_size, spec.worker_variables)
+    try:
+        return _checked_config(pair, spec)
+    finally:
+        for name in own:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _checked_config(pair: ResolvedPair, spec: RunSpec) -> Any:
     with TemporaryDirectory() as folder, log_to_file(Path(folder) / "vllm.log"), _refusals():
         from vllm import EngineArgs
 
@@ -352,7 +365,7 @@ def engine_arguments(pair: ResolvedPair, spec: RunSpec) -> dict[str, Any]:
         arguments["load_format"] = DUMMY_LOADERS.get(pair.load_format, pair.load_format)
     if spec.lora is not None:
         arguments |= lora_arguments(spec.lora)
-    given = dict(spec.engine_args)
+    given = {k: v for k, v in spec.engine_args.items() if k not in variables_of(spec.engine_args)}
     if spec.experiment.counts and not on_cpu():
         graphs = given.get("compilation_config") or {}
         if isinstance(graphs, dict):

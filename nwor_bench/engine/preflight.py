@@ -13,7 +13,7 @@ from typing import Any
 
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.errors import ConfigError, NotComparableError
-from nwor_bench.instruments.contract import vllm_source
+from nwor_bench.instruments.contract import Source, vllm_source
 from nwor_bench.instruments.device import (
     float32_reason,
     is_cpu_build,
@@ -51,7 +51,7 @@ from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import RunStatus, ScvMode
 from nwor_bench.workload.experiment import ACCEPTANCE_RATES, WHY_LOSSY
-from nwor_bench.workload.method_arms import METHOD, OWN_ENGINES
+from nwor_bench.workload.method_arms import METHOD, OWN_ENGINES, SPECULATION
 from nwor_bench.workload.options import flag_of, to_plain
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
@@ -84,13 +84,19 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
 
 
 def _flags_refused(spec: RunSpec) -> Iterator[ConfigError]:
+    nested = (spec.against or {}).get(SPECULATION, {})
     for option, holder in _ENTRIES_OF_VLLM.items():
         given = getattr(spec, option) or {}
+        given = {**nested, **given} if option == SPECULATION else given
         source = vllm_source() if given else None
         known = source.fields(holder) if source is not None else frozenset()
         for name in given:
-            if known and name not in known:
-                yield ConfigError.unknown(flag_of(option), name, known)
+            if source is not None and name.startswith("VLLM_"):
+                yield from _variable_refused(f"{flag_of(option)}: {name}", given[name], source)
+            elif known and name not in known:
+                inside = name in nested and option == SPECULATION
+                field = f"--against: {SPECULATION}" if inside else flag_of(option)
+                yield ConfigError.unknown(field, name, known)
     most = spec.engine_args.get("max_logprobs", TOP)
     if isinstance(most, int) and 0 <= most < TOP:
         remedy = f"the gate asks for {TOP} log probabilities a token; leave it out, or write {TOP} "
@@ -100,6 +106,16 @@ def _flags_refused(spec: RunSpec) -> Iterator[ConfigError]:
     yield from _ranks_refused(spec)
     if not uses_gpu():
         yield from _without_gpu_refused(spec)
+
+
+def _variable_refused(field: str, value: Any, source: Source) -> Iterator[ConfigError]:
+    """A variable that vLLM does not have, or that nwor-bench sets itself."""
+    name = field.split(": ")[1]
+    if source.find(f"envs:{name}") is None:
+        yield ConfigError.for_field(field, value, "vLLM has no such environment variable")
+    ours = {"VLLM_ENABLE_V1_MULTIPROCESSING", "" if uses_gpu() else "VLLM_USE_V2_MODEL_RUNNER"}
+    if name in ours:
+        yield ConfigError.for_field(field, value, "nwor-bench sets it here; leave it out")
 
 
 _ENTRIES_OF_VLLM = {
@@ -155,12 +171,6 @@ def _pair_refused(pair: ResolvedPair, spec: RunSpec) -> Iterator[ConfigError]:
 def _drafting_refused(pair: ResolvedPair, spec: RunSpec) -> Iterator[ConfigError]:
     """What cannot be said of the pair's way to draft, or does not run here."""
     yield from _counts_refused(pair, pair.method, spec)
-    if spec.against is not None:
-        remedy = (
-            "--against compares what two engines say, and with synthetic acceptance that does not "
-            "follow the target; name another pair, or leave it out"
-        )
-        yield from _synthetic_refused(pair, spec, remedy)
     if is_cpu_build():
         remedy = NOT_ON_CPU.get(Method(pair.method), "")
         if remedy:
@@ -246,11 +256,11 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
     """
     check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
-    arms = spec.arms or {}
+    arms = spec.drafting_arms
     check_arms(arms, choice)
     if choice.target_model is None:
         own = load_pair(choice.pair or DEFAULT_PAIR)
-        for refusal in () if arms else _counts_refused(own, choice.method or own.method, spec):
+        for refusal in () if spec.arms else _counts_refused(own, choice.method or own.method, spec):
             raise refusal
         if not pair_folder(own).is_dir():  # it is built or fetched later
             return

@@ -81,6 +81,8 @@ class Reading:
     """Windows by draft count, 0 among them."""
     pair: PairFacts = field(default_factory=PairFacts)
     """Method and drafter, if draft counts are interleaved."""
+    counted: Sequence[float] | None = None
+    """Values of VLLM_METRICS; None if they are not there."""
 
     def of(self, num_reqs: str, cell: int = STAGE) -> CellTimes:
         """A cell in a class, perhaps still empty."""
@@ -194,6 +196,7 @@ def reading_of(text: str, address: str, now: float | None = None) -> Reading:
     clocks = [s.labels["clock"] for s in of_rank if "clock" in s.labels and s.name in _RATIOS]
     known = [sample.labels for sample in _named(of_rank, "nwor_drafts_info")]
     info: Mapping[str, str] = known[0] if known else {}
+    counts = [[s.value for s in samples if s.name == name] for name in VLLM_METRICS]
     return Reading(
         kind=kind,
         cells=[STAGE] if kind is Interleaved.MODES else sorted(k for k in windows if k),
@@ -205,8 +208,15 @@ def reading_of(text: str, address: str, now: float | None = None) -> Reading:
         scv_mode=of_rank[0].labels.get("scv_mode", ""),
         windows=dict(sorted(windows.items())),
         pair=PairFacts(method=info.get("method", ""), draft=info.get("model") or None),
+        counted=list(map(sum, counts)) if all(counts) else None,
     )
 
+
+VLLM_METRICS = (
+    "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:generation_tokens_total", "vllm:num_requests_running",
+)  # fmt: skip
+"""vLLM's own: three counters, and the requests that run; each has a sample an engine."""
 
 _RATIOS = ("nwor_live_ratio", "nwor_drafts_time_ratio")
 
@@ -214,8 +224,8 @@ _RATIOS = ("nwor_live_ratio", "nwor_drafts_time_ratio")
 def _samples(text: str) -> list[Any]:
     from prometheus_client.parser import text_string_to_metric_families
 
-    ours = ("nwor_", "# HELP nwor_", "# TYPE nwor_")
-    lines = [line for line in text.splitlines() if line.startswith(ours)]
+    read = ("nwor_", "# HELP nwor_", "# TYPE nwor_", *VLLM_METRICS)
+    lines = [line for line in text.splitlines() if line.startswith(read)]
     try:
         families = list(text_string_to_metric_families("\n".join([*lines, ""])))
     except ValueError:

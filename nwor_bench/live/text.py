@@ -4,6 +4,7 @@ The sentence, the table and the line for vLLM on draft counts are those of `nwor
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -99,7 +100,7 @@ def document(seen: Seen, wanted: Wanted, *, quiet: bool = False) -> Document:
     if seen.ended in ENDINGS:
         blocks.append(Paragraph(ENDINGS[seen.ended]))
     if not quiet:
-        blocks.append(Definitions(reply.facts))
+        blocks.append(Definitions((*reply.facts, *_drift_facts(seen))))
         is_modes = reading.kind is Interleaved.MODES
         blocks += [_ratios(reading)] if is_modes else _drafts_blocks(reading, wanted)
         blocks.append(Bullets(tuple(status_lines(reading))))
@@ -192,6 +193,9 @@ def result(seen: Seen, wanted: Wanted, url: str, exit_code: int) -> dict[str, An
         "url": url,
         "answer": {"badge": reply.badge, "sentence": reply.sentence, "num_reqs": wanted.num_reqs},
         **measured(reading, wanted),
+        "drift": [
+            asdict(drift) | {"drifted": drift.trend.matters} for drift in seen.over_time.drifts()
+        ],
         "clock": reading.clock,
         "ended": str(seen.ended),
         "waited_s": round(seen.waited_s, 1),
@@ -230,6 +234,15 @@ def _drafts_result(reading: Reading, wanted: Wanted) -> dict[str, Any]:
         "windows": {str(k): count for k, count in reading.windows.items()},
         "left_out": reading.left_out,
     }
+
+
+def _drift_facts(seen: Seen) -> Iterator[tuple[str, str]]:
+    """A fact for each rate that could drift, once the watch is long enough."""
+    over = timedelta(seconds=int(seen.waited_s))
+    for drift in seen.over_time.drifts():
+        change = signed(1 + drift.trend.drift) if drift.trend.matters else "no drift found"
+        thirds = f"first third {drift.first:.3g}, last {drift.last:.3g}"
+        yield "over time", f"{drift.what} {change} in {over}; {thirds}"
 
 
 def _aa_warning(reading: Reading) -> Iterator[tuple[str, str]]:

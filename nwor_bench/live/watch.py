@@ -5,11 +5,12 @@ The ratio itself never ends it (see `workload.stopping`).
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
 
 from nwor_bench.errors import ConfigError
+from nwor_bench.live.drift import OverTime
 from nwor_bench.live.reading import Reading, Unreachable
 from nwor_bench.workload.stopping import LOOK_STEP
 
@@ -77,6 +78,7 @@ class Seen:
     reading: Reading
     ended: Ended
     waited_s: float
+    over_time: OverTime = field(default_factory=OverTime)
 
 
 def watch(
@@ -90,8 +92,10 @@ def watch(
     """Watch a server; raises what the first reading raises."""
     began = answered = clock()
     reading, rule, ended = read(), WidthRule(wanted.ci_width), None
+    over_time = OverTime()
     try:
         while True:
+            over_time.add(answered, reading.counted)
             waited = clock() - began
             show(reading, waited)
             ended = _ended(reading, wanted, waited, rule)
@@ -110,7 +114,7 @@ def watch(
             reading = latest
     except KeyboardInterrupt:
         ended = Ended.INTERRUPTED
-    return Seen(reading, ended, clock() - began)
+    return Seen(reading, ended, clock() - began, over_time)
 
 
 def _ended(reading: Reading, wanted: Wanted, waited: float, rule: WidthRule) -> Ended | None:

@@ -56,11 +56,11 @@ def with_arms(
                 choice.pair,
                 target_model=choice.target_model,
                 draft_model=arm.get(MODEL),
-                method=str(arm[METHOD]),
+                method=arm.get(METHOD),
                 progress=progress,
             )
         except ConfigError as error:
-            raise error.within(f"--arm {name}") from error
+            raise error.within(f"{_flag(name)} {name}") from error
         resolved[name] = replace(own, speculative={**own.speculative, **entries_of(arm)})
     return replace(pair, arms=resolved)
 
@@ -68,20 +68,27 @@ def with_arms(
 def check_arms(arms: Mapping[str, MethodArm], choice: PairChoice) -> None:
     """Refuse arms that lack a drafter, or have one too many; nothing is fetched."""
     for name, arm in arms.items():
-        _check_drafter(name, str(arm[METHOD]), arm.get(MODEL), choice)
+        _check_drafter(name, arm.get(METHOD), arm.get(MODEL), choice)
 
 
-def _check_drafter(name: str, method: str, model: str | None, choice: PairChoice) -> None:
+def _check_drafter(name: str, method: str | None, model: str | None, choice: PairChoice) -> None:
     """Refuse an arm without the drafter that its method needs, or with one that it takes not."""
     if model is not None:
-        locate_model(f"--arm {name}", model)
+        locate_model(f"{_flag(name)} {name}", model)
         if method in WITHOUT_DRAFTER:
-            remedy = f"{method} drafts from the tokens so far and takes no drafter: write {name}"
-            raise ConfigError.for_field("--arm", f"{name}={model}", remedy)
+            remedy = f"{method} drafts from the tokens so far and takes no drafter: leave it out"
+            raise ConfigError.for_field(f"{_flag(name)} {name}", model, remedy)
         return
     own = None if choice.target_model else load_pair(choice.pair or DEFAULT_PAIR)
     has_drafter = own is not None and own.own_drafter and own.method == method
     if not has_drafter and method not in WITHOUT_DRAFTER | FROM_TARGET:
         others = f", and {own.name}'s is for {own.method}" if own and own.own_drafter else ""
         remedy = f"{method} needs a drafter{others}: write {name}=FOLDER_OR_HUB_NAME"
-        raise ConfigError.for_field("--arm", name, remedy)
+        if not _NAME.fullmatch(name):
+            remedy = f'{method} needs a drafter{others}: write "model": "FOLDER_OR_HUB_NAME" too'
+        raise ConfigError.for_field(_flag(name), name, remedy)
+
+
+def _flag(name: str) -> str:
+    """The flag that gives the arm: one without a name is that of a second engine."""
+    return "--arm" if _NAME.fullmatch(name) else "--against"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from math import ceil
 
-from nwor_bench.analysis.analyse import Analysis
+from nwor_bench.analysis.analyse import Analysis, acceptance_changes
 from nwor_bench.analysis.effects import WINDOWS, WORK_MS
 from nwor_bench.analysis.findings import Severity, grouped, nothing_timed, sufficient_budget
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
@@ -28,7 +28,7 @@ from nwor_bench.report.answer import (
 )
 from nwor_bench.report.document import Definitions
 from nwor_bench.report.evidence import gate_results
-from nwor_bench.report.text import interval, joined, percent, plural, signed
+from nwor_bench.report.text import interval, joined, percent, plural, signed, with_bounds
 
 PLAN = "nwor-bench plan FOLDER"
 _WORTH_WAITING = 100
@@ -43,6 +43,7 @@ def facts(analysis: Analysis) -> Definitions:
         told_of(run.header, plural((run.header.scenario or {}).get("requests", 0), "request")),
         *reply.facts,
         ("output", _output(run, cells)),
+        *_second_engine(analysis),
         *(() if reply.cell is None else _behind(reply.cell, analysis)),
         ("on GPUs", _elsewhere(run.header)),
     )
@@ -78,6 +79,24 @@ def _behind(cell: CellResult, analysis: Analysis) -> Iterator[tuple[str, str]]:
     if arm is not None and arm.ratio is not None:
         noise = f"off x off over itself {interval(arm.ratio)}"
     yield "noise", f"{noise}; {rests}"
+
+
+def _second_engine(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """Tokens per second of an engine that differs, and by position how its acceptance does."""
+    data = {data.cell: data for data in analysis.gathered}
+    baseline = next((own for own in data.values() if own.is_baseline), None)
+    if baseline is None:
+        return
+    for cell in (c for c in analysis.cells if c.arm not in (None, AA) and c.cell.drafts is None):
+        if cell.rate is not None:
+            yield "tokens/s", f"{interval(cell.rate)} times off x off's, in windows with drafts"
+        changes = acceptance_changes(data[cell.cell], baseline)
+        ends = [(100 * c.value, 100 * c.low, 100 * c.high) for c in changes if c.is_bounded]
+        told = [f"draft {n} {with_bounds(*each, 1)}" for n, each in enumerate(ends, start=1)]
+        if any(map(any, ends)):
+            yield "accepted", f"percentage points over off x off's: {', '.join(told)}"
+        elif told:
+            yield "accepted", "as many drafts as in off x off, at every position"
 
 
 def warned(analyses: Sequence[Analysis]) -> Iterator[tuple[str, str]]:

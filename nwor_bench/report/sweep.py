@@ -15,6 +15,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
 from nwor_bench.report.answer import FAILED_BADGE, Answer
 from nwor_bench.report.check import check_answer, check_screen
+from nwor_bench.report.contexts import context_changes, context_sentence, context_table
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -207,9 +208,8 @@ def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:
     badge = badges.pop() if len(badges) == 1 else MIXED
     if Verdict.INVALID in (answer.badge for answer in answers.values()):
         badge = str(Verdict.INVALID)
-    text = f"{plural(len(answers), 'scenario')}, each with its own answer."
-    facts = tuple((name, answer.headline.line) for name, answer in answers.items())
-    return Answer(badge, text, facts=facts)
+    own = tuple((name, answer.headline.line) for name, answer in answers.items())
+    return Answer(badge, context_sentence(worths), facts=(*context_changes(worths), *own))
 
 
 def _worth_document(
@@ -220,7 +220,7 @@ def _worth_document(
     """One answer of all batch sizes together; the runs' own reports have fewer requests."""
     reply = _worth_answer(worths)
     lead: list[Block] = [reply.headline, *_missing(runs)]
-    lead += [Definitions(reply.facts)] if len(worths) > 1 else []
+    lead += [context_table(worths), Definitions(reply.facts)] if len(worths) > 1 else []
     sections = []
     for scenario, measured in worths.items():
         screen, whole = worth_screen(measured), worth_section(measured)

@@ -148,7 +148,7 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
-    pair = with_arms(resolve_pair(**asdict(choice), progress=say), choice, spec.arms or {}, say)
+    pair = with_arms(resolve_pair(**asdict(choice), progress=say), choice, spec.drafting_arms, say)
     check_pair(pair, spec)
     for own in (pair, *pair.arms.values()):
         check_hub_models(own)

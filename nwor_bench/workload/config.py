@@ -11,6 +11,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.records.state_slots import ADDITIONAL, FIELD, one_slot
 from nwor_bench.records.types import StageBy
 from nwor_bench.workload.experiment import refusals, with_modes
+from nwor_bench.workload.method_arms import SPECULATION
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
 from nwor_bench.workload.scenario_values import MAX_DRAWN_BLOCKS, ScenarioValues
@@ -247,7 +248,10 @@ def _arguments_refused(given: Mapping[str, Any], flag: str) -> Iterator[ConfigEr
         if "-" in name:
             fixed = name.lstrip("-").replace("-", "_")
             yield ConfigError.for_field(flag, name, f"write {fixed!r}, as vLLM's LLM()")
-        if name in _NOT_FOR_ENGINE_ARGS:
+        if flag == "--against" and name == SPECULATION:
+            if not isinstance(given[name], dict):
+                yield ConfigError.for_field(f"{flag}: {name}", given[name], "write an object")
+        elif name in _NOT_FOR_ENGINE_ARGS:
             remedy_text = _NOT_FOR_ENGINE_ARGS[name]
             if flag == "--against" and remedy_text.startswith("use --"):
                 remedy_text = f"both engines have the same; {remedy_text} for both"

@@ -29,7 +29,14 @@ from nwor_bench.records.cell import (
 )
 from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.records.types import Interleave
-from nwor_bench.workload.method_arms import OWN_ENGINES, arms_refused, counts_of, entries_of
+from nwor_bench.workload.method_arms import (
+    NUMBER,
+    OWN_ENGINES,
+    SPECULATION,
+    arms_refused,
+    counts_of,
+    entries_of,
+)
 
 if TYPE_CHECKING:
     from nwor_bench.workload.run_spec import RunSpec
@@ -260,8 +267,14 @@ class Engines:
             return _with_counts(own, counts_of(method, spec.draft_counts or ()))
         if self.compares_drafts:
             return _with_count(spec, arm.count if isinstance(arm, Drafts) else 0)
-        added = spec.against if isinstance(arm, Arguments) else None
-        return replace(spec, against=None, engine_args={**spec.engine_args, **(added or {})})
+        added = dict(spec.against or {}) if isinstance(arm, Arguments) else {}
+        config = {**(spec.speculative_config or {}), **added.pop(SPECULATION, {})}
+        drafts = {"draft_tokens": config.get(NUMBER, spec.scenario.draft_tokens)}
+        return replace(
+            spec, against=None, engine_args={**spec.engine_args, **added},
+            speculative_config=entries_of(config) or None,
+            scenario=spec.scenario.model_copy(update=drafts),
+        )  # fmt: skip
 
     def completed(self, spec: "RunSpec", on_gpu: bool) -> "RunSpec":
         """The configuration without SCV on a CPU, where it cannot fire: the engine that stages has

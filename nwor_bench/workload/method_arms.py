@@ -13,6 +13,8 @@ from nwor_bench.errors import ConfigError
 
 METHOD, MODEL, NUMBER, OWN_ENGINES = "method", "model", "num_speculative_tokens", "engines"
 
+SPECULATION = "speculative_config"
+
 MethodArm = Mapping[str, Any]
 
 

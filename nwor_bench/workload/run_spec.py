@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge, Interval
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.records.cell import Arm
+from nwor_bench.records.cell import Arguments, Arm
 from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.records.types import AttentionBy, Interleave, NworMode, ScvMode, StageBy
 from nwor_bench.workload.experiment import (
@@ -18,6 +18,7 @@ from nwor_bench.workload.experiment import (
     Experiment,
     experiment_of,
 )
+from nwor_bench.workload.method_arms import METHOD, MODEL, SPECULATION, MethodArm
 from nwor_bench.workload.options import (
     Axis,
     Compare,
@@ -247,10 +248,12 @@ class RunSpec:
     )] = None
     """The adapter's folder; None for the model as it is."""
     against: Annotated[dict[str, Any] | None, Option(
-        "Compare with a second engine that has these arguments too, as JSON; NWOR is off.",
+        "Compare with a second engine that has these arguments too, as JSON: speculative_config "
+        "and VLLM_... variables too; NWOR is off.",
         Panel.VLLM, table="settings", compare=Compare.REFUSE,
     )] = None
-    """Arguments of vLLM's LLM() that only the second engine has; None for one engine."""
+    """Arguments of vLLM's LLM() and its environment variables that only the second engine has;
+    None for one engine."""
     counters: Annotated[Counters | None, Option(
         "dram: DRAM bytes per window, in untimed blocks (GPU).",
         Panel.PROFILING, table="settings",
@@ -267,6 +270,14 @@ class RunSpec:
     def engine_specs(self) -> "dict[Arm | None, RunSpec]":
         """The configurations of the run's engines by arm, None being the baseline's, A/A last."""
         return self.experiment.engine_specs(self)
+
+    @property
+    def drafting_arms(self) -> Mapping[str, MethodArm]:
+        """What arms draft with that is not the pair's, by `engine_name`."""
+        config = (self.against or {}).get(SPECULATION, {})
+        if config.keys() & {METHOD, MODEL}:
+            return {str(Arguments.of(self.against or {})): config}
+        return self.arms or {}
 
     @property
     def stages(self) -> bool:
@@ -315,6 +326,7 @@ class RunSpec:
         variables = {"VLLM_NWOR_CPU_ATTENTION": attention}
         if one_slot(self.engine_args.get(ADDITIONAL)):
             variables["VLLM_NWOR_MODE"] = "stage"
+        variables |= variables_of(self.engine_args)
         return variables | {
             entry.option.worker_variable: str(getattr(self, entry.field))
             for entry in declared(RunSpec)
@@ -332,6 +344,12 @@ class RunSpec:
         """Plain values for run.json."""
         plain = {f.name: to_plain(getattr(self, f.name)) for f in fields(self)}
         return {**plain, "scenario": self.scenario.model_dump(mode="json")}
+
+
+def variables_of(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """vLLM's environment variables among an engine's arguments; true is 1."""
+    found = {name: value for name, value in arguments.items() if name.startswith("VLLM_")}
+    return {name: str(int(v) if isinstance(v, bool) else v) for name, v in found.items()}
 
 
 ACCEPTANCE_LENGTH = "synthetic_acceptance_length"

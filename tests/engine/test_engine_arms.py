@@ -2,19 +2,20 @@
 
 import json
 import os
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import DRAFTS, FakeEngine, Tokens
 from refusals import refused
 from synthetic_run import make_header
 from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.engine import arms, memory
+from nwor_bench.engine import arguments, arms, memory
 from nwor_bench.engine.arguments import check_arguments, engine_arguments
 from nwor_bench.engine.arms import ChildEngine, EngineArms
 from nwor_bench.engine.engine import VllmEngine
@@ -24,8 +25,9 @@ from nwor_bench.errors import ConfigError, EngineError
 from nwor_bench.instruments.device import FreeMemory
 from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.records.cell import Arguments, Arm, Drafts, MethodCount
+from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.store import RunData
-from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, Verdict
+from nwor_bench.records.types import AA, Cell, NworMode, ScvMode, Verdict, WindowRecord
 from nwor_bench.report.answer import answer
 from nwor_bench.run.resume import check_engine
 from nwor_bench.run.run_options import RunOptions
@@ -98,6 +100,40 @@ def test_an_engine_that_says_other_tokens_is_invalid_and_the_others_are_not(
     said = answer(run.header, analyse(run).cells)
     assert said.badge == Verdict.INVALID
     assert ("off x off itself" in said.sentence) == (guilty == "aa")
+
+
+class WrongDrafter(FakeEngine):
+    """Its drafts are never accepted."""
+
+    def _windows(self, asked: Tokens) -> list[WindowRecord]:
+        none = {"accepted_tokens": 0, "accepted_per_position": (0,) * DRAFTS}
+        return [replace(window, **none) for window in super()._windows(asked)]
+
+
+@pytest.mark.parametrize("against", ["speculative_config", "block_size"])
+def test_an_engine_that_drafts_otherwise_may_accept_another_number(
+    tmp_path: Path, against: str
+) -> None:
+    """The same tokens: only of an engine with the same drafts is its acceptance a fault."""
+    given = {against: {"draft_sample_method": "probabilistic"} if "spec" in against else 32}
+    arm = Arguments.of(given)
+    engines = {None: FakeEngine(), arm: WrongDrafter(), AA: FakeEngine()}
+    both = EngineArms(engines, 1.5, idle_s=0)
+    runner = Runner(tmp_path / "run", both, against=json.dumps(given), temperature=0.0, batches=4)
+    found = verdicts(runner.run())[f"off x off ({arm})"]
+    assert (found == Verdict.INVALID) == (against == "block_size")
+
+
+def test_variables_are_an_engines_own_and_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "VLLM_USE_V2_MODEL_RUNNER"
+    monkeypatch.setenv(name, "1")
+    spec = resolve(SCENARIO, engine_args=json.dumps({name: False, "block_size": 32}))
+    assert name not in engine_arguments(PAIR, spec)
+    seen: list[str | None] = []
+    monkeypatch.setattr(arguments, "on_cpu", lambda: False)
+    monkeypatch.setattr(arguments, "_checked_config", lambda *_: seen.append(os.environ.get(name)))
+    arguments._check_engine(PAIR, spec)
+    assert (seen, os.environ[name]) == (["0"], "1")  # other engines' processes inherit this
 
 
 def test_status_says_in_what_the_other_engines_differ() -> None:
@@ -421,7 +457,23 @@ def test_a_run_goes_on_with_as_many_engines() -> None:
         check_engine(run, EngineArms(engines, 1.5, idle_s=0).status())
 
 
-def test_synthetic_acceptance_is_refused() -> None:
-    """Synthetic tokens would not show a wrong engine."""
-    with refused("--acceptance-length", value=2.5, naming="--against"):
+class Synthetic(FakeEngine):
+    """Accepts drafts at a set rate."""
+
+    def status(self) -> EngineStatus:
+        return super().status().model_copy(update={"rejection_sample_method": "synthetic"})
+
+
+class SyntheticOtherwise(Synthetic, WrongDrafter):
+    """Draws other numbers."""
+
+
+def test_with_synthetic_acceptance_another_engine_may_draw_others(tmp_path: Path) -> None:
+    engines = {"baseline": Synthetic(), "arm": SyntheticOtherwise(), "aa": Synthetic()}
+    run, _ = run_with(tmp_path / "run", **engines)
+    cells = {cell.label: cell for cell in analyse(run).cells}
+    found = cells[f"off x off ({ARM})"]
+    assert (found.parity, found.verdict) == ("acceptance only", Verdict.SAME), found.reason
+    assert found.ratio is not None
+    with refused("--acceptance-length", value=2.5):  # a CPU has none
         check_pair(PAIR, spec_of(acceptance_length=2.5))

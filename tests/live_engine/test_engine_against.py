@@ -57,3 +57,18 @@ def test_an_engine_that_says_other_tokens_is_invalid(tmp_path: Path) -> None:
     assert set(run["parity"]["broken"]) == {f"off x off ({arm})"}
     report = (tmp_path / "run/report.md").read_text()
     assert "cannot be trusted" not in report
+
+
+def test_an_engine_that_drafts_otherwise_is_timed_and_its_acceptance_compared(
+    tmp_path: Path,
+) -> None:
+    """Prompt lookup beside a draft model: other drafts, and the same tokens."""
+    code, cells, run = sweep(tmp_path / "run", {"speculative_config": {"method": "ngram"}})
+    assert code is ExitCode.OK
+    arm = 'speculative_config={"method": "ngram"}'
+    assert dict(cells.parity) == {"": "reference", "A/A": "exact", arm: "exact"}
+    assert run["pair"]["arms"][arm]["draft"] is None
+    assert cells.loc[arm].accepted_tokens != cells.loc[""].accepted_tokens
+    assert cells.loc[arm].verdict != "INVALID"
+    report = (tmp_path / "run/report.md").read_text()
+    assert "percentage points over off x off's: draft 1" in report

@@ -42,7 +42,7 @@ def test_a_drafter_is_needed_or_not_taken() -> None:
     check_arms({"draft_model": {"method": "draft_model"}, "ngram": {"method": "ngram"}}, TINY)
     with refused("--arm", naming="eagle=FOLDER_OR_HUB_NAME"):
         check_arms({"eagle": {"method": "eagle"}}, TINY)
-    with refused("--arm", naming="write ngram"):
+    with refused("--arm ngram", value="org/head"):
         check_arms({"ngram": {"method": "ngram", "model": "org/head"}}, TINY)
     with refused("--arm eagle"):
         check_arms({"eagle": {"method": "eagle", "model": "/no/folder"}}, TINY)

@@ -1,5 +1,6 @@
 """Two engines and an engine for each draft count: cells, configurations, order."""
 
+import json
 from typing import Any
 
 import pytest
@@ -172,3 +173,29 @@ def test_an_arm_is_read_as_it_was_written() -> None:
     )  # fmt: skip
     for arm in arms:
         assert read_arm(None if arm is None else str(arm)) == arm
+
+
+def test_the_second_engine_may_draft_otherwise() -> None:
+    against = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "x": 1}}
+    spec = spec_with(against=json.dumps(against), speculative_config='{"x": 0, "y": 3}')
+    arm = Arguments.of(against)
+    second = spec.engine_specs[arm]
+    assert second.speculative_config == {"x": 1, "y": 3}  # the method is that of its models
+    assert (second.scenario.draft_tokens, second.engine_args) == (2, {})
+    assert spec.drafting_arms == {str(arm): against["speculative_config"]}
+    for other in (None, AA):
+        own = spec.engine_specs[other]
+        assert (own.speculative_config, own.scenario.draft_tokens) == ({"x": 0, "y": 3}, 4)
+    assert spec_with(against='{"speculative_config": {"x": 1}}').drafting_arms == {}
+
+
+def test_the_second_engine_may_have_variables_of_its_own() -> None:
+    spec = spec_with(against='{"VLLM_USE_V2_MODEL_RUNNER": false, "block_size": 32}')
+    variables = [own.worker_variables for own in spec.engine_specs.values()]
+    assert [own.get("VLLM_USE_V2_MODEL_RUNNER") for own in variables] == [None, "0", None]
+
+
+@pytest.mark.parametrize("config", ["3", "[]", '"ngram"'])
+def test_a_speculative_config_is_an_object(config: str) -> None:
+    with refused("--against: speculative_config"):
+        spec_with(against=f'{{"speculative_config": {config}}}')

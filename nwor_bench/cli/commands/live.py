@@ -11,8 +11,10 @@ from nwor_bench.cli.command import tell_json
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.window_order import ALL, size_class
-from nwor_bench.workload.options import Option
-from nwor_bench.workload.stopping import parse_fraction, parse_seconds
+from nwor_bench.workload.options import Option, fraction, quantity
+from nwor_bench.workload.stopping import parse_seconds
+
+_width = quantity(fraction, lambda value: 0 <= value < 1, "write for example 0.5%, or 0")
 
 
 def _class_of(flag: str, given: str) -> str:
@@ -34,7 +36,8 @@ class LiveOptions:
 
     # fmt: off
     ci_width: Annotated[float, Option(
-        "Stop when the ratio is known to +- this much.", shown="0.5%", read=parse_fraction,
+        "Stop when the ratio is known to +- this much; 0: when the time is up.", shown="0.5%",
+        read=_width,
     )] = 0.005
     time_budget_s: Annotated[float, Option(
         "Stop after this time at the latest.", name="time_budget", shown="10m", read=parse_seconds,

@@ -33,12 +33,13 @@ from nwor_bench.analysis.parity.tokens import (
     ties_event,
     ties_facts,
 )
-from nwor_bench.records.cell import INTERLEAVED
+from nwor_bench.records.cell import INTERLEAVED, Arguments
 from nwor_bench.records.facts import EngineStatus
 from nwor_bench.records.header import ParityFacts
 from nwor_bench.records.store import RunData, block_of
 from nwor_bench.records.types import BatchRecord, Cell
 from nwor_bench.run.gate.ties import TieCheck
+from nwor_bench.workload.method_arms import SPECULATION
 from nwor_bench.workload.prompts import Encode
 from nwor_bench.workload.schedule import Block
 
@@ -199,7 +200,9 @@ class ParityGate:
             return CellParity(LOSSY)
         if self.rule is ParityRule.EXPLAINED:
             return self._explain(cell, answer, reference, block, to_the_end=to_the_end)
-        by_drafts = _other_drafts(cell, reference)
+        by_drafts = _other_drafts(cell, reference) or (
+            self.rule is ParityRule.ACCEPTANCE_ONLY and isinstance(cell.arm, Arguments)
+        )  # another engine draws other numbers
         acceptance = None if by_drafts else acceptance_mismatch(answer.record, reference.record)
         if self.rule is ParityRule.ACCEPTANCE_ONLY:
             return CellParity(INVALID if acceptance else ACCEPTANCE_ONLY, acceptance)
@@ -240,9 +243,11 @@ class ParityGate:
 
 
 def _other_drafts(cell: Cell, reference: BatchAnswer) -> bool:
-    """True if the two had other draft counts, so that they accept other numbers of drafts."""
+    """True if the two draft otherwise, so that they accept other numbers of drafts: other counts,
+    or an engine with another speculative_config."""
     drafts = reference.record.cell.drafts
-    return drafts is not None and drafts != cell.drafts
+    own_config = isinstance(cell.arm, Arguments) and SPECULATION in cell.arm.text
+    return own_config or (drafts is not None and drafts != cell.drafts)
 
 
 def broken_event(cell: Cell, block: Block, reason: str) -> dict[str, Any]:

@@ -133,10 +133,10 @@ def _measured(contender: Contender, times: Mapping[str, Sequence[float]]) -> dic
     columns = {"status": Status.OK, "rounds": len(samples), "bytes_moved": moved}
     columns |= {"time_us": median(samples), "gb_per_s": moved / median(samples) / 1e3}
     ratio = report.ratios(times).get(contender.name)
-    ratio = ratio if ratio and ratio.is_bounded else None
+    bounded = ratio if ratio and ratio.is_bounded else None
     if (one := contender.one_row) is None:
-        return columns | {"ratio": ratio}
-    return columns | {"one_row_us": median(times[one.name]), "over_one_row": ratio}
+        return columns | {"ratio": bounded}
+    return columns | {"one_row_us": median(times[one.name]), "over_one_row": bounded}
 
 
 def _row(group: InputGroup, name: str, columns: Mapping[str, Any]) -> KernelRow:

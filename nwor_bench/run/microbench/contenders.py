@@ -242,10 +242,7 @@ KERNELS: dict[str, tuple[Callable[[InputGroup, Shape], Any], dict[str, Callable[
 
 
 def contenders(group: InputGroup, shape: Shape) -> list[Contender]:
-    """A group's contenders, ours first; inputs are made now, calls when they are bound.
-
-    Those of `attention` are compared with themselves at one query row.
-    """
+    """A group's contenders, ours first; inputs are made now, calls when they are bound."""
     make, rows = KERNELS[group.kernel]
     first = make(group, shape)
     number = min(first.MAX_SETS, max(2, -(-COLD_BYTES // first.bytes_moved(OURS))))

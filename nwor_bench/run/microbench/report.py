@@ -93,8 +93,7 @@ class KernelRow:
             "time_over_nwor_high": ("high", "High end of it."),
         },
         "over_one_row": {
-            "time_over_one_row": ("value", "This time over that of one query row a request, "
-                                  "geometric mean over rounds; of kernel `attention`."),
+            "time_over_one_row": ("value", "This time over `one_row_us`, mean over rounds."),
             "time_over_one_row_low": ("low", "Low end of its 95 % interval."),
             "time_over_one_row_high": ("high", "High end of it."),
         },
@@ -153,12 +152,8 @@ class Result:
 
 def ratios(times: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
     """Each time over its own at one query row, or if that was not timed over ours, by round."""
-    bases = {name: f"{name}{ONE_ROW}" if f"{name}{ONE_ROW}" in times else OURS for name in times}
-    return {
-        name: paired_ratio(times[name], times[base])
-        for name, base in bases.items()
-        if base in times and name != base
-    }
+    bases = {name: times.get(f"{name}{ONE_ROW}", times.get(OURS)) for name in times if name != OURS}
+    return {name: paired_ratio(times[name], base) for name, base in bases.items() if base}
 
 
 def half_widths(times: Mapping[str, Sequence[float]]) -> list[float | None]:

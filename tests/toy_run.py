@@ -40,8 +40,8 @@ class Log:
     def timed(self, *_: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def batch_done(self, cell: Cell, record: BatchRecord) -> None:
-        self.done.append((cell, record))
+    def batch_done(self, label: str, record: BatchRecord) -> None:
+        self.done.append((label, record))
 
 
 class Runner:

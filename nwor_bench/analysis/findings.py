@@ -192,9 +192,7 @@ class Row:
     remedy: str
     """What to do; a terminal shows the first sentence."""
     clause: str
-    """All findings of the kind in a few words; with `verb`, the words after "3 cells have"."""
-    verb: str = ""
-    """`be` or `have` for findings of single cells."""
+    """All findings of the kind in a few words."""
 
     def findings(self, evidence: Evidence) -> Iterator[Finding]:
         """The findings of this kind."""
@@ -650,16 +648,16 @@ ROWS = (
         "A mode never fired"),
     Row(_K.AMBIGUOUS, _ambiguous, _WARNING, "{name} is AMBIGUOUS: {reason}.{least}",
         "Add blocks (--batches 20). Four times as many halve the interval.",
-        "too uncertain", "be"),
+        "Too uncertain"),
     Row(_K.FALLBACKS, _fallbacks, _WARNING,
         "{name}: {share} of its windows were written directly ({reasons}).",
         "The ratio is a mixture. Evidence explains the reasons.",
-        "windows that staged nothing", "have"),
+        "Windows that staged nothing"),
     Row(_K.ELSEWHERE, _elsewhere, _WARNING,
         "{name}: K/V did not come by the write that nwor-bench wraps ({reasons}). Another kernel "
         "wrote them, every draft token's too.",
         "Switch that fusion off. See --compilation-config, pass_config.",
-        "K/V that another kernel wrote", "have"),
+        "K/V that another kernel wrote"),
     Row(_K.STATES, _states, _WARNING,
         "Stock wrote the recurrent states of every staged window of {cells} ({reasons}). What was "
         "measured there is K/V only.", "Read states_reason in windows.csv. engine.log may have a "
@@ -673,18 +671,16 @@ ROWS = (
     Row(_K.WINDOWS_DISAGREE, _windows_disagree, _WARNING,
         "{name}: neighbouring windows give {windows}, whole batches {batches}. The intervals do "
         "not overlap, so whole batches decide.",
-        "Use --interleave batches. Report the disagreement.", "other ratios by windows",
-        "have"),
+        "Use --interleave batches. Report the disagreement.", "Other ratios by windows"),
     Row(_K.CARRY_OVER, _carry_over, _WARNING,
         "{name}: its ratio depends on the length of runs of windows. In runs of two it is {ratio} "
         "times that in long ones.",
         "Use --interleave batches. A mode affects the window after it.",
-        "carry-over between windows", "have"),
+        "Carry-over between windows"),
     Row(_K.LONG_WINDOWS, _long_windows, _WARNING,
         "{name}: a few long windows carry a difference. The mean ratio is {mean}, without their "
         "weight it is {robust}.",
-        "The verdict leaves them out. Find the cause in windows.csv.", "a few long windows",
-        "have"),
+        "The verdict leaves them out. Find the cause in windows.csv.", "A few long windows"),
     Row(_K.WARMUP, _warmup, _WARNING, "Window times were not steady when warm-up ended: {why}.",
         "Raise --max-warmup. Or find what else runs on the machine.",
         "Window times were not steady after warm-up"),
@@ -786,10 +782,6 @@ def rank(severity: Severity) -> int:
 
 def _line(row: Row, findings: Sequence[Finding]) -> str:
     remedy = findings[0].remedy.split(". ")[0].rstrip(".")
-    remedy = f"{remedy[0].lower()}{remedy[1:]}"
-    if not row.verb:
-        return f"{row.clause}: {remedy}"
     cells = len({finding.cell for finding in findings})
-    one, several = {"be": ("is", "are"), "have": ("has", "have")}[row.verb]
-    who = f"1 cell {one}" if cells == 1 else f"{cells} cells {several}"
-    return f"{who} {row.clause}: {remedy}"
+    where = f" ({cells} cells)" if cells > 1 else ""
+    return f"{row.clause}{where}: {remedy[0].lower()}{remedy[1:]}"

@@ -61,13 +61,15 @@ def first_table(header: RunHeader, cells: Sequence[CellResult]) -> list[Table]:
 
 
 def _outputs(cells: Sequence[CellResult]) -> Table:
-    """The counts of a run that times nothing."""
+    """The counts of a run that times nothing, of cells that a check says something of if any."""
+    live = [cell for cell in cells if cell.verdict != Verdict.INEFFECTIVE]
+    checked = any(cell.verdict == Verdict.CHECKED and cell.arm != AA for cell in live)
     rows = [
         [c.label, "no check" if c.verdict == Verdict.INEFFECTIVE
          else "same" if c.parity == EXACT else c.parity or NOT_MEASURED, count(c.windows),
          count(c.draft_tokens), count(c.accepted_tokens), count(c.nwor_total_staged),
          count(c.nwor_total_committed)]
-        for c in cells
+        for c in (live if checked else cells)
     ]  # fmt: skip
     heads = ["Cell", "Tokens", "Windows", "Drafts", "Accepted", "Staged", "Committed"]
     caption = "One batch of each cell, compared with that of off x off"

@@ -1,12 +1,12 @@
 """A comparison of two runs, or of two sweeps: as a document, and as JSON."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from textwrap import shorten
 from typing import Any
 
-from nwor_bench.analysis.changes import TIME_PER_TOKEN, Change
+from nwor_bench.analysis.changes import Change
 from nwor_bench.analysis.compare import (
     WORST_FIRST,
     CellChange,
@@ -15,7 +15,6 @@ from nwor_bench.analysis.compare import (
     DecideBy,
     worst_outcome,
 )
-from nwor_bench.analysis.effects import DEVICE_MS, WALL_MS
 from nwor_bench.analysis.paired import LATENCY_MS
 from nwor_bench.analysis.stored_run import StoredRun
 from nwor_bench.errors import worst_of
@@ -287,7 +286,7 @@ def _fraction(value: float) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Caveats of the comparison, and how it was made."""
-    lines = [*weaknesses(comparison), *_pairing(comparison), *_drift(comparison)]
+    lines = [*weaknesses(comparison), *_pairing(comparison)]
     lines.append(
         "Each side is one run (one start of one process). No interval covers differences between "
         "two starts of the same code, so repeat both runs before acting on a change."
@@ -313,48 +312,21 @@ def weaknesses(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _pairing(comparison: Comparison) -> list[str]:
-    """How the deciding intervals were made: paired or unpaired, from windows or batches."""
+def _pairing(comparison: Comparison) -> Iterator[str]:
+    """How the deciding intervals were made."""
     changes = [cell.deciding(comparison.decide_by) for cell in comparison.cells]
     made = [change for change in changes if change is not None and change.ratio.is_bounded]
-    lines = []
     paired = [change.new_blocks for change in made if change.paired and change.new_blocks]
     if paired:
-        lines.append(
-            f"Compared in pairs: {plural(min(paired), 'block')} of the same prompts and seed."
-        )
-    interleaved = [
-        change for change in made if change.measure in (DEVICE_MS, WALL_MS, TIME_PER_TOKEN)
-    ]
-    if interleaved:
-        engines = comparison.new.header.spec.engines
-        what = "whole batches on an engine for each count" if engines else "interleaved windows"
-        lines.append(f"Ratios are those of {what}, two independent samples (Welch).")
-    if any(not change.paired and change not in interleaved for change in made):
-        lines.append(
-            "The runs are not paired (other prompts, seeds or number of blocks): two independent "
-            "samples (Welch)."
-        )
+        yield f"Compared in pairs: {plural(min(paired), 'block')} of the same prompts and seed."
+    if any(not change.paired for change in made):
+        yield "Ratios that are not paired are two independent samples (Welch)."
     if any(change.measure == LATENCY_MS for change in made):
-        lines.append("Some times are those of whole batches, because a run has no window times.")
-    return lines
-
-
-def _drift(comparison: Comparison) -> list[str]:
-    """The change of off x off's own time, if the ratio decides."""
-    lines = []
+        yield "Some times are those of whole batches, because a run has no window times."
     for cell in comparison.cells:
-        if comparison.decide_by is DecideBy.TIME or not cell.cell.is_baseline or cell.time is None:
-            continue
-        ratio, beyond = cell.time.ratio, ""
-        if ratio.is_bounded and ratio.holds(1):
-            beyond = ", within the blocks' noise"
-        elif ratio.is_bounded:
-            cause = "vLLM, its libraries or the machine changed, not NWOR"
-            beyond = f", more than the blocks' noise: {cause}"
-        name, time = name_of(cell, comparison), change_text(cell.time)
-        lines.append(f"Machine: {name} took {time} times as long as in BASE{beyond}.")
-    return lines
+        if comparison.decide_by is DecideBy.RATIO and cell.cell.is_baseline and cell.time:
+            name, time = name_of(cell, comparison), change_text(cell.time)
+            yield f"Machine: {name} took {time} times as long as in BASE; NWOR has no part in it."
 
 
 def _acceptance(comparison: Comparison) -> list[str]:

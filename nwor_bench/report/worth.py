@@ -78,6 +78,18 @@ LINE_NOTE = Paragraph(
     "the smaller one. Above the largest batch size measured vLLM goes on with the last k."
 )
 
+<<<<<<< HEAD
+=======
+HOW_BY_METHODS = HOW_BY_ENGINES.replace(
+    "Each draft count has an engine, k = 0 one without a drafter. In",
+    "Each method has an engine that changes its draft count between batches (one for each count if "
+    "it cannot), and plain decoding one without a drafter. In",
+)
+
+MAX_SIZES = 4
+"""The first screen shows no more batch sizes."""
+
+>>>>>>> main
 PLAIN = "plain"
 """Plain decoding among methods."""
 
@@ -98,11 +110,17 @@ def worth_screen(measured: MeasuredWorth) -> list[Block]:
     return [*_best_table(worth), *line, *_curve(worth), _facts(measured)]
 
 
+def _shown(worth: Worth) -> list[tuple[int, Fixed]]:
+    """The best count by batch size, of many sizes of the smallest and largest two."""
+    every = sorted(worth.best.items())
+    return every if len(every) <= MAX_SIZES else [*every[:2], *every[-2:]]
+
+
 def _best_table(worth: Worth) -> Iterator[Table]:
     """The draft count to use at each batch size, and what it gives."""
     known = {(rate.requests, rate.drafts): rate for rate in worth.rates if not rate.adaptive}
     rows = []
-    for size, k in sorted(worth.best.items()):
+    for size, k in _shown(worth):
         rate = known.get((size, number_of(k)))
         gives = (
             ("1", "1", "1")
@@ -113,22 +131,38 @@ def _best_table(worth: Worth) -> Iterator[Table]:
     if rows:
         heads = ["Requests", "Best k", "Over k = 0", "Tokens", "Time"]
         caption = "Tokens/s over k = 0; tokens and time of a window"
-        yield table(heads, rows, caption=caption)
+        yield table(heads, rows, caption=caption + _left(worth))
 
 
 def _best_methods(worth: Worth) -> Table:
     """The method and draft count to use at each batch size, and the best of the others."""
     ratios = {(rate.requests, rate.count): rate.ratio for rate in worth.rates}
     rows = []
+<<<<<<< HEAD
     for size, best in sorted(worth.best.items()):
         gives = interval(ratios[size, best], 2) if best else "1"
         rows.append([worth.sizes(size), str(best or PLAIN), gives])
         if size in worth.next_best:
             other, over, verdict = worth.next_best[size]
             rows[-1] += [PLAIN if other == 0 else str(other), interval(over, 2), str(verdict)]
+=======
+    for size, best in _shown(worth):
+        over, other = ratios.get((size, best)), worth.next_best.get(size)
+        beside = [NOT_MEASURED] * 3
+        if other is not None:
+            beside = [str(other.count or PLAIN), interval(other.over, 2), str(other.verdict)]
+        gives = interval(over, 2) if best else "1"
+        rows.append([worth.sizes(size), str(best or PLAIN), gives, *beside])
+>>>>>>> main
     heads = ["Requests", "Best", "Over plain", "Next method", "Best over next", "Verdict"]
     caption = "Tokens/s of the best over plain decoding and the next method"
-    return table(heads, rows, caption=caption)
+    return table(heads, rows, caption=caption + _left(worth))
+
+
+def _left(worth: Worth) -> str:
+    """How many batch sizes the table leaves to the report."""
+    left = len(worth.best) - len(_shown(worth))
+    return f" ({left} more sizes in the report)" if left else ""
 
 
 def _facts(measured: MeasuredWorth) -> Definitions:
@@ -138,12 +172,13 @@ def _facts(measured: MeasuredWorth) -> Definitions:
     entries = [
         told_of(header, sizes_of(worth, sizes)),
         *worth_answer(measured).facts,
+        *_server(measured),
         *(("noise", n.text) for n in noise_note(worth)),
     ]
     if on_cpu(header):
         entries.append(("CPU", STAGED_ON_CPU if measured.staged else ON_CPU))
     entries += warned(measured.analyses)
-    if not worth.by_engines:
+    if not worth.by_engines and "but" not in dict(entries):  # which says so
         entries.append(("next", "compare with plain decoding: nwor-bench worth --engines"))
     return Definitions(tuple(entries))
 
@@ -156,7 +191,7 @@ def worth_section(measured: MeasuredWorth) -> Section:
         blocks.append(ONE_ENGINE)
     blocks += [Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW), *_stage_note(measured)]
     blocks += [_acceptance(measured.analyses), Paragraph(_tokens_note(worth, measured.analyses))]
-    blocks += [LINE_NOTE, *_times(measured.times)]
+    blocks += [LINE_NOTE, *_times(measured.times), *_whole_batches(measured)]
     if not worth.by_engines:
         share = max(drafter_shares(measured.times).values(), default=None)
         most = "" if share is None else f" (with the host's work at most {percent(share, 0)} of it)"
@@ -256,6 +291,30 @@ def _times(times: Sequence[WindowTime]) -> Iterator[Table]:
         heads = ["Requests", "k", "Window ms", "Target ms", "Rest ms"]
         caption = "Median times. Target: forward and sampling. Rest: drafter and host"
         yield table(heads, rows, caption=caption)
+
+
+def _whole_batches(measured: MeasuredWorth) -> Iterator[Table]:
+    """What a user feels beside decoding, from vLLM's times of each request."""
+    rows = [
+        [str(size), cell.label, decimal(cell.tokens_per_s, 0), decimal(cell.ttft_ms_p50),
+         decimal(cell.tpot_ms_p50, 2), str(cell.batches)]
+        for (size, _), cell in measured.whole.items()
+    ]  # fmt: skip
+    if rows:
+        heads = ["Requests", "k", "Tokens/s", "TTFT ms", "TPOT ms", "Batches"]
+        yield table(heads, rows, 2, "Whole batches: tokens/s with prefill; median TTFT and TPOT")
+
+
+def _server(measured: MeasuredWorth) -> Iterator[tuple[str, str]]:
+    """Tokens/s with prefill and TTFT at the smallest batch size, its best count and k = 0."""
+    size, best = min(measured.worth.best.items(), default=(0, 0))
+    own, plain = (measured.whole.get((size, count)) for count in (best, 0))
+    if best and own and plain:
+        rates = [decimal(cell.tokens_per_s, 0) for cell in (own, plain)]
+        waits = [decimal(cell.ttft_ms_p50) for cell in (own, plain)]
+        told = f"{rates[0]} tokens/s with prefill, TTFT {waits[0]} ms"
+        at = sizes_of(measured.worth, [size])
+        yield "server", f"{told} (k = 0: {rates[1]}, {waits[1]}) at {at}"
 
 
 def _acceptance(analyses: Sequence[Analysis]) -> Table:
@@ -360,12 +419,12 @@ def about_zero(pair: PairFacts, share: str = "") -> Paragraph:
 
 def noise_note(worth: Worth) -> Iterator[Paragraph]:
     """How far k = 0 was from itself, if that was measured."""
-    shown = sorted(worth.noise, key=lambda size: -worth.noise[size].half_width)
-    shown = shown[: 1 if len(shown) > 2 else 2]
-    if shown:
-        at = [f"{interval(worth.noise[n], 2)} at {sizes_of(worth, [n])}" for n in sorted(shown)]
-        more = ", the widest" if len(worth.noise) > len(shown) else ""
-        yield Paragraph(f"k = 0 over itself {joined(at)}{more}")
+    if worth.noise:
+        size = max(worth.noise, key=lambda size: worth.noise[size].half_width)
+        more = ", the widest" if len(worth.noise) > 1 else ""
+        yield Paragraph(
+            f"k = 0 over itself {interval(worth.noise[size], 2)} at {sizes_of(worth, [size])}{more}"
+        )
 
 
 SWITCHED = {

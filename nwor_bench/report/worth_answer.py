@@ -106,24 +106,18 @@ def line_blocks(
         yield from _staged_line(worth, pair, config)
 
 
-def _graphs_note(config: Mapping[str, Any], largest: int, captured: int) -> Iterator[Paragraph]:
+def _graphs_note(config: Mapping[str, Any], largest: int, captured: int) -> Iterator[Code]:
     """What a server needs to have the graphs that were measured, and to be safe with them."""
     schedule = config.get("num_speculative_tokens_per_batch_size")
     single = [[1, largest, config["num_speculative_tokens"]]]
     tokens = max(size * (drafts + 1) for _, size, drafts in schedule or single)
     graphs: dict[str, Any] = {}
-    why: list[str] = []
-    if schedule:
+    if schedule:  # docs/worth.md: with its default ones vLLM 0.32.0 died
         graphs["cudagraph_mode"] = SAFE_GRAPHS
-        why.append(
-            "vLLM 0.32.0 died under changing draft counts with its default graphs (docs/worth.md)"
-        )
     if CAPTURED < tokens <= captured:
         graphs["max_cudagraph_capture_size"] = capture_size(tokens)
-        why.append(f"by default no window above {CAPTURED} tokens has a graph, those measured had")
     if graphs:
-        asked = f"--compilation-config '{json.dumps(graphs)}'"
-        yield Paragraph(f"On a GPU add {asked}: {'; '.join(why)}.")
+        yield Code(f"--compilation-config '{json.dumps(graphs)}'  # on a GPU")
 
 
 def _staged_line(worth: Worth, pair: PairFacts, stock: dict[str, Any] | None) -> Iterator[Block]:
@@ -185,12 +179,8 @@ def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[tuple
         and (rate.ratio.low if rate.ratio else 0.0) * (1 - shares[rate.requests]) <= 1
     ]
     if small:
-        most = percent(max(shares[size] for size in small), 0)
-        yield (
-            "but",
-            f"at {sizes_of(worth, small)} plain decoding may be as fast: k = 0 still runs the "
-            f"drafter once a step, with the host up to {most} of it",
-        )
+        at = sizes_of(worth, small) if len(small) < len(worth.best) else "all batch sizes"
+        yield "but", f"plain decoding may be as fast at {at} (try --engines)"
 
 
 def _above(worth: Worth) -> Iterator[tuple[str, str]]:

@@ -439,7 +439,10 @@ def test_the_budget_has_room_for_a_block_and_all_that_must_fit_behind_it(
 # Groups of findings.
 
 
-def group_of(kind: FindingKind, *cells: str, severity: Severity = WARNING) -> list[Finding]:
+OF_CELLS = (K.AMBIGUOUS, K.FALLBACKS, K.ELSEWHERE, *OF_WINDOWS[:3])
+
+
+def group_of(kind: FindingKind, *cells: str | None, severity: Severity = WARNING) -> list[Finding]:
     (row,) = (row for row in ROWS if row.kind is kind)
     return [Finding(kind, severity, "Message.", row.remedy, cell) for cell in cells]
 
@@ -447,17 +450,18 @@ def group_of(kind: FindingKind, *cells: str, severity: Severity = WARNING) -> li
 def test_cells_of_one_cause_share_a_line() -> None:
     three = group_of(K.AMBIGUOUS, "stage x off", "stage x graph", "stage x adaptive")
     (group,) = grouped(three)
-    assert group.line.startswith("3 cells are too uncertain: add blocks (--batches ")
+    assert group.line.startswith("Too uncertain (3 cells): add blocks (--batches ")
     assert group.findings == tuple(three)
     (group,) = grouped(three[:1] * 2)
-    assert group.line.startswith("1 cell is too uncertain: ")
+    assert group.line.startswith("Too uncertain: ")
     (group,) = grouped([replace(finding, remedy=ON_CPU) for finding in three[:2]])
-    assert group.line == "2 cells are too uncertain: nothing to do"
+    assert group.line == "Too uncertain (2 cells): nothing to do"
 
 
 @pytest.mark.parametrize("kind", FindingKind)
 def test_every_kind_has_one_row_whose_line_fits_a_terminal(kind: FindingKind) -> None:
-    (group,) = grouped(group_of(kind, *map(str, range(12))))
+    cells = map(str, range(12)) if kind in OF_CELLS else [None] * 12
+    (group,) = grouped(group_of(kind, *cells))
     assert len(f"{WARNING}: {group.line}") <= 80
     assert len(group.findings) == 12
 

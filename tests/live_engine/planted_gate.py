@@ -40,7 +40,7 @@ class Quiet:
     def doing(self, what: str) -> None:
         """Nothing."""
 
-    def batch_done(self, cell: Cell, record: Any) -> None:
+    def batch_done(self, label: str, record: Any) -> None:
         """Nothing."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from report_runs import faster
 from rich.console import Console
-from synthetic_run import analysed, change_batches, make_run, summarised
+from synthetic_run import analysed, change_batches, make_run, summarised, with_header
 
 from nwor_bench.analysis.findings import Severity, grouped
 from nwor_bench.records.store import RunData
@@ -116,3 +116,15 @@ def test_square_brackets_in_a_reason_are_not_markup():
         run, lambda b: b.nwor_mode == "stage", parity="INVALID", first_mismatch="[red]token[/red]"
     )
     assert "[red]token[/red]" in of_run(bad)
+
+
+def test_a_checked_run_shows_the_cells_that_were_checked_within_24_lines():
+    """Those that cannot run without CUDA are named once, in a fact."""
+    run = with_header(make_run(blocks=0, aa=True), "scenario", batches=0, max_model_len=1024)
+    run = with_header(run, "engine", drafter_max_model_len=128)
+    lines = of_run(run).splitlines()
+    assert len(lines) <= 21, "\n".join(lines)  # and the report's path, and the prompt
+    assert any(line.startswith("warning") for line in lines)
+    names = [line.split("  ")[0] for line in lines]
+    assert "stage x off" in names
+    assert "off x graph" not in names

@@ -1,11 +1,13 @@
 """What is said of draft counts: the sentence, and the line for vLLM."""
 
 from dataclasses import replace
+from io import StringIO
 from math import log
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from said import rate, worth
 from synthetic_run import make_run, with_header
 
@@ -20,7 +22,10 @@ from nwor_bench.records.header import StoredSpec
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import worth as worth_page
 from nwor_bench.report import worth_answer
+from nwor_bench.report.document import Document
+from nwor_bench.report.terminal import print_document
 from nwor_bench.report.worth import worth_rows
+from nwor_bench.stats.robust import from_ends
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
 
@@ -139,3 +144,43 @@ def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool
         found = worth([rate(1, 1, 1.9, Verdict.FASTER)], {1: 1}, by_engines=by_engines)
         blocks = worth_page.worth_section(MeasuredWorth((run,), found, ())).blocks
         assert (worth_page.ONE_ENGINE in blocks) == (said and by_engines)
+
+
+def test_six_batch_sizes_fit_a_terminal_of_24_lines() -> None:
+    """On a GPU, with a count for each size, a drafter's pass in k = 0, noise and a warning."""
+    best = {1: 4, 2: 4, 8: 3, 16: 2, 32: 2, 64: 1}
+    rates = [rate(size, k, 1.05, Verdict.FASTER) for size, k in best.items()]
+    noise = {size: from_ends(1.0, 0.98, 1.02, 12) for size in best}
+    times = [WindowTime(size, k, False, 100.0, 80.0) for size in best for k in (0, 4)]
+    run = with_header(make_run(blocks=2, aa=True, device="cuda"), "pair", method="eagle")
+    found = MeasuredWorth((analyse(run),), worth(rates, best, noise=noise), tuple(times))
+    blocks = worth_page.worth_screen(found)
+    out = StringIO()
+    head = worth_answer.worth_answer(found).headline
+    print_document(Console(file=out, width=80), Document("", (head, *blocks)))
+    lines = out.getvalue().splitlines()
+    text = " ".join(" ".join(lines).split())
+    assert "(2 more sizes in the report)" in text
+    for words in ("but plain decoding", "noise k = 0 over itself", "warning ", "on a GPU"):
+        assert words in text
+    assert len(lines) <= 21, out.getvalue()  # and the server, the report's path, the prompt
+
+
+def test_what_a_user_feels_beside_decoding_is_told(analysis: Analysis) -> None:
+    """Tokens/s with prefill and TTFT of whole batches; nothing of cells that had none."""
+    cells = [
+        replace(analysis.cells[0], arm=str(Drafts(k)), tokens_per_s=rate_, ttft_ms_p50=ttft)
+        for k, rate_, ttft in ((0, 374.0, 7.63), (2, 656.6, 7.04))
+    ]
+    found = worth([rate(4, 2, 1.9, Verdict.FASTER)], {4: 2})
+    run = replace(analysis, run=with_header(analysis.run, "scenario", requests=4), cells=cells)
+    measured = MeasuredWorth((run,), found, ())
+    (told,) = worth_page._server(measured)
+    words = "657 tokens/s with prefill, TTFT 7.0 ms (k = 0: 374, 7.6) at 4 requests"
+    assert told == ("server", words)
+    (table,) = worth_page._whole_batches(measured)
+    assert [row[:4] for row in table.rows] == [("4", "k = 0", "374", "7.6"),
+                                               ("4", "k = 2", "657", "7.0")]  # fmt: skip
+    untimed = replace(run, cells=[replace(cell, batches=0) for cell in cells])
+    assert not [*worth_page._server(MeasuredWorth((untimed,), found, ()))]
+    assert not [*worth_page._whole_batches(MeasuredWorth((untimed,), found, ()))]

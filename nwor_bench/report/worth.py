@@ -78,18 +78,9 @@ LINE_NOTE = Paragraph(
     "the smaller one. Above the largest batch size measured vLLM goes on with the last k."
 )
 
-<<<<<<< HEAD
-=======
-HOW_BY_METHODS = HOW_BY_ENGINES.replace(
-    "Each draft count has an engine, k = 0 one without a drafter. In",
-    "Each method has an engine that changes its draft count between batches (one for each count if "
-    "it cannot), and plain decoding one without a drafter. In",
-)
-
 MAX_SIZES = 4
 """The first screen shows no more batch sizes."""
 
->>>>>>> main
 PLAIN = "plain"
 """Plain decoding among methods."""
 
@@ -138,22 +129,12 @@ def _best_methods(worth: Worth) -> Table:
     """The method and draft count to use at each batch size, and the best of the others."""
     ratios = {(rate.requests, rate.count): rate.ratio for rate in worth.rates}
     rows = []
-<<<<<<< HEAD
-    for size, best in sorted(worth.best.items()):
+    for size, best in _shown(worth):
         gives = interval(ratios[size, best], 2) if best else "1"
         rows.append([worth.sizes(size), str(best or PLAIN), gives])
         if size in worth.next_best:
             other, over, verdict = worth.next_best[size]
             rows[-1] += [PLAIN if other == 0 else str(other), interval(over, 2), str(verdict)]
-=======
-    for size, best in _shown(worth):
-        over, other = ratios.get((size, best)), worth.next_best.get(size)
-        beside = [NOT_MEASURED] * 3
-        if other is not None:
-            beside = [str(other.count or PLAIN), interval(other.over, 2), str(other.verdict)]
-        gives = interval(over, 2) if best else "1"
-        rows.append([worth.sizes(size), str(best or PLAIN), gives, *beside])
->>>>>>> main
     heads = ["Requests", "Best", "Over plain", "Next method", "Best over next", "Verdict"]
     caption = "Tokens/s of the best over plain decoding and the next method"
     return table(heads, rows, caption=caption + _left(worth))

@@ -57,16 +57,6 @@ _COLOURS = {
     ChangeVerdict.SAME: "same",
 }
 
-_PHRASES = {
-    ChangeVerdict.REGRESSION: "got worse",
-    ChangeVerdict.IMPROVEMENT: "got better",
-    ChangeVerdict.SAME: "the same",
-    ChangeVerdict.AMBIGUOUS: "undecided",
-    ChangeVerdict.NOT_COMPARED: "not compared",
-    ChangeVerdict.ONLY_IN_BASE: "only in BASE",
-    ChangeVerdict.ONLY_IN_NEW: "only in NEW",
-}
-
 
 def comparison_document(comparisons: Mapping[str, Comparison], *, brief: bool = False) -> Document:
     """Two sweeps by run, or ONE comparison: the verdict, the changes, the worst first, and why;
@@ -145,15 +135,13 @@ def _origins(comparison: Comparison) -> Paragraph:
 
 def _origin(run: StoredRun) -> str:
     environment = run.header.environment
-    parts = [f"is {run.folder.name}"]
-    for name, value in (
-        ("begun", run.header.started_at),
-        ("nwor-bench", (environment.packages or {}).get("nwor-bench")),
-        ("git", ((environment.git or GitState()).revision or "")[:12] or None),
-    ):
-        if value is not None:
-            parts.append(f"{name} {value}")
-    return ", ".join(parts)
+    values = {
+        "is": run.folder.name,
+        "begun": run.header.started_at,
+        "nwor-bench": (environment.packages or {}).get("nwor-bench"),
+        "git": ((environment.git or GitState()).revision or "")[:12],
+    }
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value)
 
 
 def name_of(cell: CellChange, comparison: Comparison) -> str:
@@ -167,9 +155,9 @@ def headline(comparison: Comparison) -> str:
     worst = _worst(comparison)
     if worst is not None:
         return f"{name_of(worst[1], comparison)} {worst[0]}, the worst of {_start(comparison)}."
-    groups = {outcome: len(comparison.having(outcome)) for outcome in ChangeVerdict}
-    rest = [f"{plural(number, 'cell')} {_PHRASES[o]}" for o, number in groups.items() if number]
-    return f"{_start(comparison)}: {', '.join(rest)}."
+    numbers = Counter(str(cell.outcome) for cell in comparison.cells)
+    told = ", ".join(f"{number} {outcome}" for outcome, number in numbers.items())
+    return f"{_start(comparison)}: of {plural(len(comparison.cells), 'cell')} {told}."
 
 
 def _worst(comparison: Comparison) -> tuple[str, CellChange] | None:
@@ -268,17 +256,13 @@ def notes(comparison: Comparison) -> list[str]:
 
 def weaknesses(comparison: Comparison) -> list[str]:
     """What weakens the answer, or may explain a change."""
-    lines = []
-    if comparison.forced:
-        listed = "; ".join(map(str, comparison.forced))
-        lines.append(
-            f"Compared with --force, although the runs differ in work or machine: {listed}."
-        )
+    named = (
+        ("Compared with --force, although the runs differ in work or machine", comparison.forced),
+        ("Other differences, which may explain a change", comparison.others),
+    )
+    lines = [f"{words}: {'; '.join(map(str, of))}." for words, of in named if of]
     lines += [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
     lines += _acceptance(comparison)
-    if comparison.others:
-        listed = "; ".join(map(str, comparison.others))
-        lines.append(f"Other differences, which may explain a change: {listed}.")
     if on_cpu(comparison.new.header):
         lines.append(CPU_SENTENCE)
     return lines

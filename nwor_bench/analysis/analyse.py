@@ -19,6 +19,7 @@ from nwor_bench.analysis.dram import CellBytes, cell_bytes
 from nwor_bench.analysis.effects import PairEffect, Split, effects_over_off, pair_effects, splits
 from nwor_bench.analysis.findings import Finding, find_all
 from nwor_bench.analysis.invariants import Violation, find_violations
+from nwor_bench.analysis.paired import by_block
 from nwor_bench.analysis.verdicts import OPEN, with_verdicts
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
 from nwor_bench.records.cell import Count, NworMode
@@ -255,14 +256,9 @@ def by_position(windows: Sequence[WindowRecord]) -> tuple[list[int], list[int]]:
 def acceptance_changes(cell: CellData, baseline: CellData) -> list[Interval]:
     """By position, how much larger a cell's share of accepted drafts is than the baseline's, from
     the blocks that both ran."""
-    sides = []
-    for data in (cell, baseline):
-        blocks: dict[int, list[WindowRecord]] = {}
-        for window in data.windows:
-            blocks.setdefault(window.block, []).append(window)
-        sides.append({number: _shares(own) for number, own in blocks.items()})
-    ours, theirs = sides
-    pairs = [(ours[block], theirs[block]) for block in sorted(ours.keys() & theirs.keys())]
+    ours, theirs = by_block(cell), by_block(baseline)
+    blocks = sorted(ours.keys() & theirs.keys())
+    pairs = [(_shares(ours[block][1]), _shares(theirs[block][1])) for block in blocks]
     positions = min((len(side) for pair in pairs for side in pair), default=0)
     return [mean_of(np.array([a[j] - b[j] for a, b in pairs])) for j in range(positions)]
 

@@ -329,7 +329,7 @@ def _found_later(run: RunData) -> dict[Cell, str]:
 def idle_reason(cell: CellData) -> str | None:
     """Why the cell's mode never fired, or None if it did or nothing ran yet."""
     mode, ran = cell.cell.nwor_mode, cell.counts_from is not None
-    if ran and not cell.draft_tokens and (cell.cell.speculates or mode is NworMode.STAGE):
+    if ran and not cell.draft_tokens and (cell.cell.drafts or mode is NworMode.STAGE):
         return "no draft token was proposed"
     if ran and mode is NworMode.STAGE and not cell.staged:
         if cell.fallbacks.keys() == {SLOWER_THAN_STOCK}:

@@ -89,16 +89,9 @@ RATE_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Next:
-    """What the best draft count is compared with beside plain decoding, at one batch size."""
-
-    count: Count
-    """The best of another method, or plain decoding."""
-    over: Interval
-    """Tokens per second of the best over it."""
-    verdict: Verdict
-    """Verdict on `over`."""
+Next = tuple[Fixed, Interval, Verdict]
+"""The best of the other methods and plain decoding, tokens per second of the best over it, and the
+verdict on that."""
 
 
 @dataclass(frozen=True)
@@ -268,15 +261,6 @@ _NONE = Interval(0.0, 0.0, 0.0, count=0, p_value=1.0, error=0.0, degrees=1)
 def _best(sizes: Sequence[AtSize], counts: Sequence[Count]) -> Fixed:
     """The draft count to use at all of these sizes: of each method a larger one only if its gain
     over the smaller is sure, and of methods that pay the one with the highest gain."""
-    gains: dict[Fixed, float] = {0: 0.0}
-    for k in _best_by_method(sizes, counts).values():
-        gain = _mean_gain(sizes, k, 0, len(counts)) if k else None
-        gains |= {} if gain is None else {k: gain.value}
-    return max(gains, key=lambda k: gains[k])
-
-
-def _best_by_method(sizes: Sequence[AtSize], counts: Sequence[Count]) -> dict[str | None, Fixed]:
-    """Each method's draft count to use, 0 if none surely pays."""
     chosen: dict[str | None, Fixed] = {}
     for k in fixed_counts(counts):
         now = chosen.setdefault(method_of(k), 0)
@@ -286,7 +270,9 @@ def _best_by_method(sizes: Sequence[AtSize], counts: Sequence[Count]) -> dict[st
             continue
         if _verdict(gain, fmean(floors), small_counts=True) == Verdict.FASTER:
             chosen[method_of(k)] = k
-    return chosen
+    gains = [(k, _mean_gain(sizes, k, 0, len(counts))) for k in chosen.values() if k]
+    known = [(gain.value, k) for k, gain in gains if gain is not None]
+    return max(known, key=lambda entry: entry[0], default=(0.0, 0))[1]
 
 
 def _mean_gain(sizes: Sequence[AtSize], k: Count, other: Fixed, counts: int) -> Interval | None:
@@ -314,7 +300,7 @@ def _next(size: AtSize, best: Fixed, counts: Sequence[Count]) -> Next | None:
     if not gains:
         return None
     count, gain = min(gains.items(), key=lambda entry: entry[1].value)
-    return Next(count, gain.exp(), _verdict(gain, size.floor, small_counts=True))
+    return count, gain.exp(), _verdict(gain, size.floor, small_counts=True)
 
 
 def _verdict(gain: Interval, floor: float | None, *, small_counts: bool = False) -> Verdict:
@@ -361,7 +347,7 @@ def _gain(size: AtSize, k: Count, other: Fixed, counts: int) -> Interval | None:
         return None
     value = accepted.value - times[k].value + times[other].value
     gain = combined(value, [accepted, times[k], times[other]])
-    groups = min(times[j].count for j in (k, other) if j)
+    groups = min(times[j].count for j in (k, other) if j != 0)
     return replace(at_once(gain, counts), count=groups)
 
 

@@ -54,7 +54,7 @@ class PairedTimes:
 
 def pair_times(cell: CellData, baseline: CellData) -> PairedTimes | None:
     """The two cells' times, or None if no block was timed in both."""
-    ours, theirs = _by_block(cell), _by_block(baseline)
+    ours, theirs = by_block(cell), by_block(baseline)
     blocks = sorted(ours.keys() & theirs.keys())
     if not blocks:
         return None
@@ -94,7 +94,8 @@ def pair_times(cell: CellData, baseline: CellData) -> PairedTimes | None:
     )
 
 
-def _by_block(cell: CellData) -> dict[int, tuple[list[BatchRecord], list[WindowRecord]]]:
+def by_block(cell: CellData) -> dict[int, tuple[list[BatchRecord], list[WindowRecord]]]:
+    """The cell's timed batches and windows by block."""
     groups: dict[int, tuple[list[BatchRecord], list[WindowRecord]]] = {}
     for batch in cell.timed:
         groups.setdefault(batch.block, ([], []))[0].append(batch)

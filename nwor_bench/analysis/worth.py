@@ -84,7 +84,8 @@ def broken_arms(runs: Sequence[Measured]) -> set[CountArm]:
 
 def worth_of(runs: Sequence[Measured]) -> Worth:
     """What the runs of one pair say; batch sizes must differ."""
-    known = {drafts for m in runs for b in m.run.batches if (drafts := b.cell.drafts)}
+    every = {batch.cell.drafts for data in runs for batch in data.run.batches}
+    known = [k for k in every if k is not None and k != 0]
     counts, broken = sorted(known, key=count_order), broken_arms(runs)
     fixed = [k for k in fixed_counts(counts) if CountArm(k) not in broken]
     requests = [pair for data in runs for pair in requests_of(data.run, fixed)]

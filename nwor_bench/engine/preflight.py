@@ -29,7 +29,7 @@ from nwor_bench.instruments.draft_counts import (
     changes_count,
 )
 from nwor_bench.models.adapter import lora_arguments
-from nwor_bench.models.arms import check_arms, with_arms
+from nwor_bench.models.arms import with_arms
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import (
     NOT_ON_CPU,
@@ -51,7 +51,7 @@ from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import RunStatus, ScvMode
 from nwor_bench.workload.experiment import ACCEPTANCE_RATES, WHY_LOSSY
-from nwor_bench.workload.method_arms import METHOD, OWN_ENGINES, SPECULATION
+from nwor_bench.workload.method_arms import SPECULATION
 from nwor_bench.workload.options import flag_of, to_plain
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
@@ -256,15 +256,13 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
     """
     check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
-    arms = spec.drafting_arms
-    check_arms(arms, choice)
     if choice.target_model is None:
         own = load_pair(choice.pair or DEFAULT_PAIR)
         for refusal in () if spec.arms else _counts_refused(own, choice.method or own.method, spec):
             raise refusal
         if not pair_folder(own).is_dir():  # it is built or fetched later
             return
-    pair = with_arms(resolve_pair(**asdict(choice)), choice, arms)
+    pair = with_arms(resolve_pair(**asdict(choice)), choice, spec.drafting_arms)
     check_pair(pair, spec)
     _check_tokenizer(pair.target)
     require_memory(with_own_dtype(pair, spec)[0], spec)
@@ -281,39 +279,20 @@ def check_sweep(sweep: SweepFile) -> None:
             raise error.within(f"run {point.number} ({point.label})") from error
 
 
-def why_engines(sweep: SweepFile) -> str | None:
+def why_engines(sweep: SweepFile, method: str | None = None) -> str | None:
     """Why each draft count of these runs needs an engine of its own, with the method; None if one
-    engine changes its count, as far as the models are on this machine."""
+    engine changes its count, as far as the models are on this machine. `method`: that of an arm,
+    whose counts alternate in whole batches: vLLM's V1 runner changes prompt lookup's too."""
     point, pair = make_points(sweep)[0], None
-    choice, spec = point.choice, point.spec
+    choice, drafts = point.choice, point.spec.scenario.draft_tokens
     if choice.method is not None:
         check_method("--method", choice.method)
     own = None if choice.target_model else load_pair(choice.pair or DEFAULT_PAIR)
     if own is None or pair_folder(own).is_dir():
         pair = resolve_pair(**asdict(choice))
-    method = str(pair.method if pair else choice.method or (own and own.method))
-    return _why_engines(method, pair, spec.scenario.draft_tokens)
-
-
-def arms_with_engines(sweep: SweepFile) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The arms of these runs, with `engines` for those whose draft counts need an engine each; and
-    why they do. Whole batches alternate, so that prompt lookup on vLLM's V1 runner needs none."""
-    point, arms, reasons = make_points(sweep)[0], {}, []
-    own = None if point.choice.target_model else load_pair(point.choice.pair or DEFAULT_PAIR)
-    pair = (
-        resolve_pair(**asdict(point.choice)) if own is None or pair_folder(own).is_dir() else None
-    )
-    for name, arm in (point.spec.arms or {}).items():
-        why = _why_engines(str(arm[METHOD]), pair, point.spec.scenario.draft_tokens)
-        if arm[METHOD] == Method.NGRAM and not uses_gpu():
-            why = None
-        reasons += [] if why is None else [why]
-        arms[name] = {OWN_ENGINES: why is not None, **arm}
-    return arms, reasons
-
-
-def _why_engines(method: str, pair: ResolvedPair | None, drafts: int) -> str | None:
-    """Why each draft count of a method needs an engine of its own here; None if it does not."""
+    if method == Method.NGRAM and not uses_gpu():
+        return None
+    method = method or str(pair.method if pair else choice.method or (own and own.method))
     if not changes_count(method):
         return f"vLLM cannot change the draft count of {method} step by step"
     if not uses_gpu() or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":

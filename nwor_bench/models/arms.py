@@ -9,7 +9,6 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.models.methods import FROM_TARGET, WITHOUT_DRAFTER, Method
 from nwor_bench.models.pairs.cache import OnProgress
 from nwor_bench.models.pairs.fetch import resolve_pair
-from nwor_bench.models.pairs.local import locate_model
 from nwor_bench.models.pairs.pair import ResolvedPair, load_pair
 from nwor_bench.workload.method_arms import METHOD, MODEL, MethodArm, entries_of
 from nwor_bench.workload.options import read_as
@@ -48,9 +47,10 @@ def with_arms(
 ) -> ResolvedPair:
     """The pair with the models of these arms. Raises ConfigError and BenchError as `resolve_pair`
     does, with the arm's name."""
-    check_arms(arms, choice)
     resolved = {}
     for name, arm in arms.items():
+        if arm.get(MODEL) is None:
+            _check_drafter(name, arm.get(METHOD), choice)
         try:
             own = resolve_pair(
                 choice.pair,
@@ -60,35 +60,18 @@ def with_arms(
                 progress=progress,
             )
         except ConfigError as error:
-            raise error.within(f"{_flag(name)} {name}") from error
+            raise error.within(f"arm {name}") from error
         resolved[name] = replace(own, speculative={**own.speculative, **entries_of(arm)})
     return replace(pair, arms=resolved)
 
 
-def check_arms(arms: Mapping[str, MethodArm], choice: PairChoice) -> None:
-    """Refuse arms that lack a drafter, or have one too many; nothing is fetched."""
-    for name, arm in arms.items():
-        _check_drafter(name, arm.get(METHOD), arm.get(MODEL), choice)
-
-
-def _check_drafter(name: str, method: str | None, model: str | None, choice: PairChoice) -> None:
-    """Refuse an arm without the drafter that its method needs, or with one that it takes not."""
-    if model is not None:
-        locate_model(f"{_flag(name)} {name}", model)
-        if method in WITHOUT_DRAFTER:
-            remedy = f"{method} drafts from the tokens so far and takes no drafter: leave it out"
-            raise ConfigError.for_field(f"{_flag(name)} {name}", model, remedy)
-        return
+def _check_drafter(name: str, method: str | None, choice: PairChoice) -> None:
+    """Refuse an arm without the drafter that its method needs."""
     own = None if choice.target_model else load_pair(choice.pair or DEFAULT_PAIR)
     has_drafter = own is not None and own.own_drafter and own.method == method
     if not has_drafter and method not in WITHOUT_DRAFTER | FROM_TARGET:
         others = f", and {own.name}'s is for {own.method}" if own and own.own_drafter else ""
         remedy = f"{method} needs a drafter{others}: write {name}=FOLDER_OR_HUB_NAME"
-        if not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name):  # of a second engine
             remedy = f'{method} needs a drafter{others}: write "model": "FOLDER_OR_HUB_NAME" too'
-        raise ConfigError.for_field(_flag(name), name, remedy)
-
-
-def _flag(name: str) -> str:
-    """The flag that gives the arm: one without a name is that of a second engine."""
-    return "--arm" if _NAME.fullmatch(name) else "--against"
+        raise ConfigError.for_field("--arm", name, remedy)

@@ -27,8 +27,8 @@ ADAPTIVE: Final = Adaptive.ADAPTIVE
 
 @dataclass(frozen=True)
 class MethodCount:
-    """A draft count of one of several methods that a run compares: `eagle3 k=2`. With 0 the
-    method's drafter is loaded and drafts nothing, which is not plain decoding."""
+    """A draft count of one of several methods that a run compares: `eagle3 k=2`. With 0, which is
+    false as the number is, the drafter is loaded and drafts nothing: not plain decoding."""
 
     method: str
     """The method's name in the run (--arm)."""
@@ -36,6 +36,9 @@ class MethodCount:
 
     def __str__(self) -> str:
         return f"{self.method} {_DRAFTS}{self.number}"
+
+    def __bool__(self) -> bool:
+        return self.number > 0
 
 
 Fixed = int | MethodCount
@@ -168,11 +171,6 @@ class Cell:
     def fixed_drafts(self) -> int:
         """`drafts`, all of which are verified; 0 for a cell without such a count."""
         return number_of(self.drafts)
-
-    @property
-    def speculates(self) -> bool:
-        """True for a draft count but 0."""
-        return self.drafts is ADAPTIVE or self.fixed_drafts > 0
 
     @property
     def stock_twin(self) -> "Cell | None":

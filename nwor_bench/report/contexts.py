@@ -1,7 +1,6 @@
-"""Draft counts at several contexts: the best by context and batch size, and which context changes
-it. Other scenarios are compared likewise."""
+"""Draft counts at several contexts, or other scenarios: the best of each, and what changes it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.records.cell import Count
@@ -17,7 +16,7 @@ NO_DRAFTS = "no drafts"
 
 def context_table(worths: Worths) -> Table:
     """Tokens/s over k = 0 at the best draft count, a row for each context."""
-    sizes = _sizes(worths)
+    sizes = sorted({size for measured in worths.values() for size in measured.worth.best})
     rows = []
     for name, measured in worths.items():
         worth = measured.worth
@@ -32,40 +31,25 @@ def context_table(worths: Worths) -> Table:
     return table(heads, rows, numbers_from=1, caption=caption)
 
 
-def context_sentence(worths: Worths) -> str:
-    """At which batch sizes the best draft count depends on the context."""
-    if not any(sum(map(len, _by_count(worths, size).values())) > 1 for size in _sizes(worths)):
-        return f"Whether the {_word(worths)} changes the best draft count is not known."
-    changed = [
-        plural(size, "request") for size in _sizes(worths) if len(_by_count(worths, size)) > 1
-    ]
-    if not changed:
-        return f"The {_word(worths)} does not change the best draft count."
-    return f"The {_word(worths)} changes the best draft count at {joined(changed)}."
-
-
-def context_changes(worths: Worths) -> Iterator[tuple[str, str]]:
-    """For each batch size at which it changes, the best draft count and its contexts."""
-    for size in _sizes(worths):
-        if len(found := _by_count(worths, size)) > 1:
-            told = [
-                f"{label_of_count(k) if k else NO_DRAFTS} at {joined(names)}"
-                for k, names in found.items()
-            ]
-            yield plural(size, "request"), joined(told)
-
-
-def _sizes(worths: Worths) -> list[int]:
-    return sorted({size for measured in worths.values() for size in measured.worth.best})
-
-
-def _by_count(worths: Worths, size: int) -> dict[Count, list[str]]:
-    """Contexts by the best draft count at a batch size."""
-    found: dict[Count, list[str]] = {}
+def context_answer(worths: Worths) -> tuple[str, list[tuple[str, str]]]:
+    """Where the context changes the best draft count, as a sentence; and what it is at each context
+    of these batch sizes."""
+    found: dict[int, dict[Count, list[str]]] = {}
     for name, measured in worths.items():
-        if (best := measured.worth.best.get(size)) is not None:
-            found.setdefault(best, []).append(name)
-    return found
+        for size, best in measured.worth.best.items():
+            found.setdefault(size, {}).setdefault(best, []).append(name)
+    changes = []
+    for size, by_count in sorted(found.items()):
+        told = [
+            f"{label_of_count(k) if k else NO_DRAFTS} at {joined(n)}" for k, n in by_count.items()
+        ]
+        changes += [(plural(size, "request"), joined(told))] if len(told) > 1 else []
+    text = "does not change the best draft count"
+    if changes:
+        text = f"changes the best draft count at {joined([size for size, _ in changes])}"
+    elif all(sum(map(len, by_count.values())) < 2 for by_count in found.values()):
+        text = "has one value at each batch size measured"
+    return f"The {_word(worths)} {text}.", changes
 
 
 def _word(worths: Worths) -> str:

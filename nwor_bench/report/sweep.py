@@ -15,7 +15,7 @@ from nwor_bench.records.store import RunData
 from nwor_bench.records.types import AA, CellResult, NworMode, Verdict
 from nwor_bench.report.answer import FAILED_BADGE, Answer
 from nwor_bench.report.check import check_answer, check_screen
-from nwor_bench.report.contexts import context_changes, context_sentence, context_table
+from nwor_bench.report.contexts import context_answer, context_table
 from nwor_bench.report.document import (
     Block,
     Bullets,
@@ -209,7 +209,8 @@ def _worth_answer(worths: Mapping[str, MeasuredWorth]) -> Answer:
     if Verdict.INVALID in (answer.badge for answer in answers.values()):
         badge = str(Verdict.INVALID)
     own = tuple((name, answer.headline.line) for name, answer in answers.items())
-    return Answer(badge, context_sentence(worths), facts=(*context_changes(worths), *own))
+    text, changes = context_answer(worths)
+    return Answer(badge, text, facts=(*changes, *own))
 
 
 def _worth_document(

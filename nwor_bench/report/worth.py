@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nwor_bench.analysis.analyse import Analysis, by_position
 from nwor_bench.analysis.draft_rates import MIN_JUDGED, RATE_COLUMNS, Worth
-from nwor_bench.analysis.draft_tokens import gives_tokens, named_rates, same_places
+from nwor_bench.analysis.draft_tokens import gives_tokens, named_rates
 from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
@@ -66,22 +66,16 @@ HOW = VERDICTS + (
 )
 
 HOW_BY_ENGINES = VERDICTS + (
-    "Each draft count has an engine, k = 0 one without a drafter. In every block all run the same "
-    "prompts, in random order. Time of a window: a request's time per output token after its "
-    "first, as vLLM reports it, times its tokens a window. The error of tokens is that over "
-    "prompts, that of times the scatter of blocks. Engines may differ by themselves, so each "
-    "interval is wider by the noise."
+    "Each draft count, or each method, has an engine, and plain decoding (k = 0) one without a "
+    "drafter. In every block all run the same prompts, in random order. Time of a window: a "
+    "request's time per output token after its first, as vLLM reports it, times its tokens a "
+    "window. The error of tokens is that over prompts, that of times the scatter of blocks. "
+    "Engines may differ by themselves, so each interval is wider by the noise."
 )
 
 LINE_NOTE = Paragraph(
     "The line for vLLM takes a larger k only if its gain is beyond interval and noise, otherwise "
     "the smaller one. Above the largest batch size measured vLLM goes on with the last k."
-)
-
-HOW_BY_METHODS = HOW_BY_ENGINES.replace(
-    "Each draft count has an engine, k = 0 one without a drafter. In",
-    "Each method has an engine that changes its draft count between batches (one for each count if "
-    "it cannot), and plain decoding one without a drafter. In",
 )
 
 MAX_SIZES = 4
@@ -136,12 +130,11 @@ def _best_methods(worth: Worth) -> Table:
     ratios = {(rate.requests, rate.count): rate.ratio for rate in worth.rates}
     rows = []
     for size, best in _shown(worth):
-        over, other = ratios.get((size, best)), worth.next_best.get(size)
-        beside = [NOT_MEASURED] * 3
-        if other is not None:
-            beside = [str(other.count or PLAIN), interval(other.over, 2), str(other.verdict)]
-        gives = interval(over, 2) if best else "1"
-        rows.append([worth.sizes(size), str(best or PLAIN), gives, *beside])
+        gives = interval(ratios[size, best], 2) if best else "1"
+        rows.append([worth.sizes(size), str(best or PLAIN), gives])
+        if size in worth.next_best:
+            other, over, verdict = worth.next_best[size]
+            rows[-1] += [PLAIN if other == 0 else str(other), interval(over, 2), str(verdict)]
     heads = ["Requests", "Best", "Over plain", "Next method", "Best over next", "Verdict"]
     caption = "Tokens/s of the best over plain decoding and the next method"
     return table(heads, rows, caption=caption + _left(worth))
@@ -177,8 +170,7 @@ def worth_section(measured: MeasuredWorth) -> Section:
     blocks: list[Block] = [rates_table(worth, stages=stages)]
     if worth.by_engines and AA not in (header.engine.arms or ()):
         blocks.append(ONE_ENGINE)
-    how = HOW_BY_METHODS if worth.next_best else HOW_BY_ENGINES if worth.by_engines else HOW
-    blocks += [Paragraph(how), *_stage_note(measured)]
+    blocks += [Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW), *_stage_note(measured)]
     blocks += [_acceptance(measured.analyses), Paragraph(_tokens_note(worth, measured.analyses))]
     blocks += [LINE_NOTE, *_times(measured.times)]
     if not worth.by_engines:
@@ -324,17 +316,9 @@ def _tokens_note(worth: Worth, analyses: Sequence[Analysis]) -> str:
     named = named_rates(analyses[0].run)
     if named and named.keys() == {rate.method for rate in worth.rates}:
         return "Tokens a window are those of the named rates."
-    pairs = [] if worth.by_engines else [same_places(analysis.run) for analysis in analyses]
-    equal, compared = sum(e for e, _ in pairs), sum(n for _, n in pairs)
     note = f"Tokens a window rest on {plural(worth.texts, 'different prompt')} of all batch sizes."
     if any(rate.adaptive for rate in worth.rates):
         note += " Those of adaptive verification are each batch size's own."
-    if compared:
-        note += (
-            f" Does switching harm the drafter? From the same token of the same text, {equal} of "
-            f"{plural(compared, 'window')} of other batches, interleaved ones among them, accepted "
-            "what a window of the largest k did."
-        )
     return note
 
 
@@ -345,11 +329,11 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
         "rates": [rate.to_dict() for rate in worth.rates],
         "noise": {str(size): flat(ratio) for size, ratio in sorted(worth.noise.items())},
         "best": {str(size): number_of(k) for size, k in sorted(worth.best.items())},
-        **_methods_result(worth, header.pair),
         "best_staged": {str(size): number_of(k) for size, k in sorted(worth.best_staged.items())},
         "different_requests": worth.texts,
         "window_times": [vars(time) for time in measured.times],
         "speculative_config": line_config(worth, header.pair),
+        **_methods_result(worth, header.pair),
     }
 
 
@@ -358,12 +342,14 @@ def _methods_result(worth: Worth, pair: PairFacts) -> dict[str, Any]:
     if not worth.next_best:
         return {}
     beside = {
-        str(size): {"next": str(found.count), **flat(found.over), "verdict": found.verdict}
-        for size, found in worth.next_best.items()
+        str(size): {"count": str(other), **flat(over), "verdict": verdict}
+        for size, (other, over, verdict) in worth.next_best.items()
     }
-    lines = [{"requests": sizes, **config} for sizes, config in method_lines(worth, pair)]
-    methods = {str(size): method_of(count) for size, count in worth.best.items()}
-    return {"best_method": methods, "over_next": beside, "lines": lines}
+    return {
+        "best_method": {str(size): method_of(k) for size, k in worth.best.items()},
+        "next_best": beside,
+        "speculative_config": [{"requests": n, **own} for n, own in method_lines(worth, pair)],
+    }
 
 
 def worth_rows(measured: MeasuredWorth) -> list[dict[str, Any]]:

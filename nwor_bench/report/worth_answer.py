@@ -138,8 +138,7 @@ def _code(config: Mapping[str, Any]) -> Code:
 
 def worth_answer(measured: MeasuredWorth) -> Answer:
     """Does speculation pay, and with how many drafts?"""
-    every = [cell for analysis in measured.analyses for cell in analysis.cells]
-    counts = [cell for cell in every if cell.cell.speculates]
+    counts = [cell for analysis in measured.analyses for cell in analysis.cells if cell.cell.drafts]
     if counts and all(cell.verdict == Verdict.INEFFECTIVE for cell in counts):
         why = (("why", f"{counts[0].reason}"),)
         text = "At no draft count was a draft verified."

@@ -21,7 +21,8 @@ def data(rates: tuple[float, ...], seed: int, blocks: int = 8) -> Any:
         for block in range(1, blocks + 1)
         for _ in range(5)
     ]
-    return SimpleNamespace(windows=windows)
+    timed = [SimpleNamespace(block=block) for block in range(1, blocks + 1)]
+    return SimpleNamespace(timed=timed, windows=windows)
 
 
 def test_a_drafter_that_is_off_by_one_place_is_told_at_every_position() -> None:

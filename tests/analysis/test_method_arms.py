@@ -11,6 +11,7 @@ from nwor_bench.analysis.worth import CountArm, Measured, worth_of
 from nwor_bench.records.cell import AA, Arm, Cell, Count, Drafts, MethodCount, NworMode, ScvMode
 from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, RequestTimes, Verdict
+from nwor_bench.report.worth import worth_result
 from nwor_bench.report.worth_answer import method_lines
 
 EAGLE, NGRAM = "eagle", "ngram"
@@ -61,15 +62,15 @@ def run_of(requests: int = 3, noise: float = 0.002, **change: Any) -> Any:
 def test_a_method_that_is_two_percent_slower_is_found() -> None:
     worth = worth_of([Measured(run_of(), ())])
     assert worth.best == {3: MethodCount(EAGLE, 2)}
-    beside = worth.next_best[3]
-    assert (beside.count, beside.verdict) == (MethodCount(NGRAM, 2), Verdict.FASTER)
-    assert beside.over.holds(1.02)
-    assert beside.over.low > 1
+    other, over, verdict = worth.next_best[3]
+    assert (other, verdict) == (MethodCount(NGRAM, 2), Verdict.FASTER)
+    assert over.holds(1.02)
+    assert over.low > 1
 
 
 def test_two_methods_within_their_noise_are_not_told_apart() -> None:
     worth = worth_of([Measured(run_of(noise=0.05), ())])
-    assert worth.next_best[3].verdict == Verdict.AMBIGUOUS
+    assert worth.next_best[3][2] == Verdict.AMBIGUOUS
 
 
 def test_a_loaded_method_that_drafts_nothing_is_a_row() -> None:
@@ -121,3 +122,17 @@ def test_synthetic_acceptance_is_each_methods_own() -> None:
     tokens = {rate.count: rate.tokens for rate in worth_of([Measured(run, ())]).rates}
     assert tokens[MethodCount(EAGLE, 2)] == pytest.approx(1.75)
     assert tokens[MethodCount(NGRAM, 2)] == pytest.approx(1.9)
+
+
+def test_json_names_the_method_and_its_line() -> None:
+    run = run_of()
+    run.header.engine = None
+    measured: Any = SimpleNamespace(
+        worth=worth_of([Measured(run, ())]), header=run.header, times=(), staged={}
+    )
+    found = worth_result(measured)
+    assert (found["best"], found["best_method"]) == ({"3": 2}, {"3": "eagle"})
+    assert found["next_best"]["3"]["count"] == "ngram k=2"
+    (line,) = found["speculative_config"]
+    assert line == {"requests": [3], "method": "eagle", "model": "head",
+                    "num_speculative_tokens": 2}  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from same_places import same_places
 
-from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.worth import Measured, refused_arms, worth_of
 from nwor_bench.records.cell import AA, Arm, Cell, Drafts, NworMode, ScvMode

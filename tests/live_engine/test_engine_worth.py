@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from refusals import refused
+from same_places import same_places
 
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.compare import compare_sweeps
-from nwor_bench.analysis.draft_tokens import same_places
 from nwor_bench.analysis.effects import effects_over_off
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.parity.local import LOCAL_EVENT

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from nwor_bench.models.arms import check_arms, read_arms, with_arms
+from nwor_bench.models.arms import read_arms, with_arms
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.cell import AA, Arguments, Drafts, MethodCount
 from nwor_bench.workload.run_spec import PairChoice
@@ -39,13 +39,13 @@ def test_what_is_no_arm_is_refused(texts: list[str], field: str, naming: str) ->
 
 
 def test_a_drafter_is_needed_or_not_taken() -> None:
-    check_arms({"draft_model": {"method": "draft_model"}, "ngram": {"method": "ngram"}}, TINY)
+    pair = resolve_pair("tiny")
     with refused("--arm", naming="eagle=FOLDER_OR_HUB_NAME"):
-        check_arms({"eagle": {"method": "eagle"}}, TINY)
-    with refused("--arm ngram", value="org/head"):
-        check_arms({"ngram": {"method": "ngram", "model": "org/head"}}, TINY)
-    with refused("--arm eagle"):
-        check_arms({"eagle": {"method": "eagle", "model": "/no/folder"}}, TINY)
+        with_arms(pair, TINY, {"eagle": {"method": "eagle"}})
+    with refused("--draft-model"):
+        with_arms(pair, TINY, {"ngram": {"method": "ngram", "model": "org/head"}})
+    with refused("--draft-model"):
+        with_arms(pair, TINY, {"eagle": {"method": "eagle", "model": "/no/folder"}})
 
 
 def test_each_engine_has_its_arms_drafter(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from said import rate, worth
 
 from nwor_bench.records.types import Verdict
-from nwor_bench.report.contexts import context_changes, context_sentence, context_table
+from nwor_bench.report.contexts import context_answer, context_table
 from nwor_bench.report.text import NOT_MEASURED
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
@@ -37,15 +37,19 @@ def test_a_context_is_a_row_and_a_batch_size_a_column() -> None:
 
 
 def test_the_context_that_changes_the_best_count_is_named() -> None:
-    assert context_sentence(WORTHS) == "The context changes the best draft count at 8 requests."
-    (change,) = context_changes(WORTHS)
-    assert change == ("8 requests", "k = 3 at ctx-256 and k = 1 at ctx-1k and ctx-8k")
+    text, changes = context_answer(WORTHS)
+    assert text == "The context changes the best draft count at 8 requests."
+    assert changes == [("8 requests", "k = 3 at ctx-256 and k = 1 at ctx-1k and ctx-8k")]
+    plain = {"chat": at({1: 2}, None), "code": at({1: 0}, None)}
+    assert context_answer(plain)[1] == [("1 request", "k = 2 at chat and no drafts at code")]
 
 
 def test_what_changes_nothing_or_was_not_measured_is_said() -> None:
     same = {name: at({1: 2}, None) for name in ("chat", "code")}
-    assert context_sentence(same) == "The scenario does not change the best draft count."
-    assert list(context_changes(same)) == []
+    assert context_answer(same) == ("The scenario does not change the best draft count.", [])
     for left in ({}, {8: 2}):
         one = {"chat": at({1: 2}, None), "code": at(left, None)}
-        assert "not known" in context_sentence(one)
+        assert context_answer(one) == (
+            "The scenario has one value at each batch size measured.",
+            [],
+        )

@@ -139,7 +139,7 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
     Prints tokens/s over k = 0, acceptance by position, and the line for vLLM.
     Exit codes: 0 done, 1 failed, 2 bad input, 3 a draft count changed the output.
     """
-    from nwor_bench.engine.preflight import arms_with_engines, check_sweep, why_engines
+    from nwor_bench.engine.preflight import check_sweep, why_engines
     from nwor_bench.instruments.device import uses_gpu
 
     if options.target_model is not None and options.pair is not None:
@@ -156,11 +156,14 @@ def worth(context: typer.Context, options: WorthOptions) -> None:
     if options.dtype is None and not uses_gpu():
         # In bfloat16 draft counts differ at ties: explaining them takes minutes.
         options = replace(options, dtype="float32")
-    if options.arms:
+    if given := options.arms:
         _check_alone(options)
         options = replace(options, engines=True)
-        arms, reasons = arms_with_engines(worth_sweep(options))
-        options, why = replace(options, arms=arms), "; ".join(reasons) or None
+        sweep = worth_sweep(options)
+        reasons = {name: why_engines(sweep, arm["method"]) for name, arm in given.items()}
+        arms = {name: {"engines": bool(reasons[name]), **arm} for name, arm in given.items()}
+        options = replace(options, arms=arms)
+        why = "; ".join(filter(None, reasons.values())) or None
     else:
         why = None if options.engines else why_engines(worth_sweep(options))
         options = replace(options, engines=options.engines or why is not None)

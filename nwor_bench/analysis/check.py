@@ -94,8 +94,8 @@ def check_of(analyses: Sequence[Analysis], lost: Mapping[int, str | None] | None
     sizes = [SizeCheck(n, CheckVerdict.NOT_CHECKED, why) for n, why in (lost or {}).items()]
     sizes = sorted([*sizes, *map(_size, analyses)], key=lambda own: own.requests)
     drafted = [a for a in analyses if any(cell.draft_tokens for cell in a.cells)] or analyses
-    messages = [[f.message for f in own.findings if f.kind in OF_DRAFTS] for own in drafted]
-    shared = (text for text in messages[0] if all(text in others for others in messages))
+    found = [{f.kind: f.message for f in own.findings if f.kind in OF_DRAFTS} for own in drafted]
+    shared = (text for kind, text in found[0].items() if all(kind in others for others in found))
     return Check(tuple(sizes), analyses[0].run.header, tuple(shared))
 
 

@@ -25,7 +25,7 @@ from nwor_bench.analysis.effects import (
 from nwor_bench.instruments.conditions import throttle_names
 from nwor_bench.instruments.draft_counts import capture_size
 from nwor_bench.models.methods import WITHOUT_DRAFTER
-from nwor_bench.records.cell import SWITCHED, Cell
+from nwor_bench.records.cell import SWITCHED, Cell, method_of
 from nwor_bench.records.facts import EngineStatus, MemoryFacts
 from nwor_bench.records.fallback_reasons import (
     NO_CUDA,
@@ -124,6 +124,12 @@ class Evidence:
     def scenario(self) -> Mapping[str, Any]:
         """The run's scenario; empty if it is not known."""
         return self.run.header.scenario or {}
+
+    @property
+    def speculative(self) -> dict[str, Any]:
+        """Further settings of vLLM's speculative_config."""
+        header = self.run.header
+        return {**(header.pair.speculative or {}), **(header.spec.speculative_config or {})}
 
     @property
     def drafter(self) -> int | None:
@@ -574,12 +580,17 @@ RANDOM = 0.02
 def _acceptance(evidence: Evidence) -> Iterator[Case]:
     """First drafts are as good as random ones, and requests no longer than the drafter's context.
     Synthetic acceptance is what was asked for."""
-    rates = [cell.acceptance_per_position[0] for cell in evidence.cells
-             if cell.acceptance_per_position]  # fmt: skip
-    is_short = evidence.drafter is None or evidence.longest <= evidence.drafter
-    named = evidence.engine.rejection_sample_method == "synthetic"
-    if rates and max(rates) <= RANDOM and is_short and not named:
-        yield Case({"rate": _percent(max(rates))})
+    is_long = evidence.drafter is not None and evidence.longest > evidence.drafter
+    if is_long or evidence.speculative.get("rejection_sample_method") == "synthetic":
+        return
+    rates: dict[str | None, float] = {}
+    for cell in evidence.cells:
+        for rate in cell.acceptance_per_position[:1]:
+            method = method_of(cell.cell.drafts)
+            rates[method] = max(rate, rates.get(method, 0.0))
+    for method, rate in rates.items():
+        if rate <= RANDOM:
+            yield Case({"rate": _percent(rate), "of": f" of {method}" if method else ""})
 
 
 def _concurrency(evidence: Evidence) -> Iterator[Case]:
@@ -607,8 +618,7 @@ def _short_outputs(evidence: Evidence) -> Iterator[Case]:
 
 def _prefix_block(evidence: Evidence) -> Iterator[Case]:
     """vLLM 0.33 drops none unless it is asked to, as its hashes cover what the drafter reads."""
-    header, engine = evidence.run.header, evidence.engine
-    config = {**(header.pair.speculative or {}), **(header.spec.speculative_config or {})}
+    header, engine, config = evidence.run.header, evidence.engine, evidence.speculative
     keeps = config.get("disable_eagle_block_drop") or (
         (engine.vllm or "") >= "0.33" and not config.get("disable_lookahead_block_hashes")
     )
@@ -719,7 +729,7 @@ ROWS = (
         "Write --max-model-len {drafter}. Or take a drafter with a longer context.",
         "The drafter's context is short"),
     Row(_K.ACCEPTANCE, _acceptance, _WARNING,
-        "Only {rate} of first drafts were accepted, as of random ones: the drafter is not this "
+        "Only {rate} of first drafts{of} were accepted, as of random ones: the drafter is not this "
         "target's, or the prompts are random tokens.",
         "Use text, and this target's drafter. --prompts takes a file.",
         "Drafts are like random ones"),

@@ -83,6 +83,8 @@ class Reading:
     """Method and drafter, if draft counts are interleaved."""
     counted: Sequence[float] | None = None
     """Values of VLLM_METRICS; None if they are not there."""
+    felt: Sequence[float] | None = None
+    """Values of FELT_METRICS; None if they are not there."""
 
     def of(self, num_reqs: str, cell: int = STAGE) -> CellTimes:
         """A cell in a class, perhaps still empty."""
@@ -196,7 +198,6 @@ def reading_of(text: str, address: str, now: float | None = None) -> Reading:
     clocks = [s.labels["clock"] for s in of_rank if "clock" in s.labels and s.name in _RATIOS]
     known = [sample.labels for sample in _named(of_rank, "nwor_drafts_info")]
     info: Mapping[str, str] = known[0] if known else {}
-    counts = [[s.value for s in samples if s.name == name] for name in VLLM_METRICS]
     return Reading(
         kind=kind,
         cells=[STAGE] if kind is Interleaved.MODES else sorted(k for k in windows if k),
@@ -208,8 +209,15 @@ def reading_of(text: str, address: str, now: float | None = None) -> Reading:
         scv_mode=of_rank[0].labels.get("scv_mode", ""),
         windows=dict(sorted(windows.items())),
         pair=PairFacts(method=info.get("method", ""), draft=info.get("model") or None),
-        counted=list(map(sum, counts)) if all(counts) else None,
+        counted=_sums(samples, VLLM_METRICS),
+        felt=_sums(samples, FELT_METRICS),
     )
+
+
+def _sums(samples: Sequence[Any], names: Sequence[str]) -> list[float] | None:
+    """Each metric's sum over the engines; None if one is missing."""
+    values = [[sample.value for sample in samples if sample.name == name] for name in names]
+    return list(map(sum, values)) if all(values) else None
 
 
 VLLM_METRICS = (
@@ -218,13 +226,21 @@ VLLM_METRICS = (
 )  # fmt: skip
 """vLLM's own: three counters, and the requests that run; each has a sample an engine."""
 
+FELT_METRICS = (
+    "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
+    "vllm:time_to_first_token_seconds_count", "vllm:time_to_first_token_seconds_sum",
+    "vllm:generation_tokens_total",
+)  # fmt: skip
+"""Counters of what users feel beside decoding: tokens looked up in the prefix cache and found,
+requests, seconds to their first tokens, tokens."""
+
 _RATIOS = ("nwor_live_ratio", "nwor_drafts_time_ratio")
 
 
 def _samples(text: str) -> list[Any]:
     from prometheus_client.parser import text_string_to_metric_families
 
-    read = ("nwor_", "# HELP nwor_", "# TYPE nwor_", *VLLM_METRICS)
+    read = ("nwor_", "# HELP nwor_", "# TYPE nwor_", *VLLM_METRICS, *FELT_METRICS)
     lines = [line for line in text.splitlines() if line.startswith(read)]
     try:
         families = list(text_string_to_metric_families("\n".join([*lines, ""])))

@@ -27,7 +27,7 @@ from nwor_bench.report.document import (
     Table,
     table,
 )
-from nwor_bench.report.text import NOT_MEASURED, interval, plural, signed
+from nwor_bench.report.text import NOT_MEASURED, interval, percent, plural, signed
 from nwor_bench.report.worth import ON_CPU, about_zero, noise_note, rates_table
 from nwor_bench.report.worth_answer import line_blocks, speculative_config, worth_sentence
 from nwor_bench.stats.interval import flat
@@ -100,7 +100,7 @@ def document(seen: Seen, wanted: Wanted, *, quiet: bool = False) -> Document:
     if seen.ended in ENDINGS:
         blocks.append(Paragraph(ENDINGS[seen.ended]))
     if not quiet:
-        blocks.append(Definitions((*reply.facts, *_drift_facts(seen))))
+        blocks.append(Definitions((*reply.facts, *_server_facts(seen), *_drift_facts(seen))))
         is_modes = reading.kind is Interleaved.MODES
         blocks += [_ratios(reading)] if is_modes else _drafts_blocks(reading, wanted)
         blocks.append(Bullets(tuple(status_lines(reading))))
@@ -234,6 +234,17 @@ def _drafts_result(reading: Reading, wanted: Wanted) -> dict[str, Any]:
         "windows": {str(k): count for k, count in reading.windows.items()},
         "left_out": reading.left_out,
     }
+
+
+def _server_facts(seen: Seen) -> Iterator[tuple[str, str]]:
+    """What users felt since the first reading; nothing of a server that restarted."""
+    before, after = seen.first and seen.first.felt, seen.reading.felt
+    grown = [new - old for new, old in zip(after or (), before or (), strict=False)]
+    if grown and min(grown) >= 0 and grown[0] and grown[2] and seen.waited_s:
+        asked, hits, requests, ttft_s, tokens = grown
+        told = f"{tokens / seen.waited_s:.0f} tokens/s with prefills and pauses, mean TTFT "
+        told += f"{1e3 * ttft_s / requests:.0f} ms, prefix hits {percent(hits / asked, 0)}"
+        yield "server", told
 
 
 def _drift_facts(seen: Seen) -> Iterator[tuple[str, str]]:

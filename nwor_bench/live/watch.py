@@ -79,6 +79,8 @@ class Seen:
     ended: Ended
     waited_s: float
     over_time: OverTime = field(default_factory=OverTime)
+    first: Reading | None = None
+    """The first reading."""
 
 
 def watch(
@@ -92,7 +94,7 @@ def watch(
     """Watch a server; raises what the first reading raises."""
     began = answered = clock()
     reading, rule, ended = read(), WidthRule(wanted.ci_width), None
-    over_time = OverTime()
+    over_time, first = OverTime(), reading
     try:
         while True:
             over_time.add(answered, reading.counted)
@@ -114,7 +116,7 @@ def watch(
             reading = latest
     except KeyboardInterrupt:
         ended = Ended.INTERRUPTED
-    return Seen(reading, ended, clock() - began, over_time)
+    return Seen(reading, ended, clock() - began, over_time, first)
 
 
 def _ended(reading: Reading, wanted: Wanted, waited: float, rule: WidthRule) -> Ended | None:

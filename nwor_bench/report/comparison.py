@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import chain
 from textwrap import shorten
 from typing import Any
 
@@ -23,7 +24,6 @@ from nwor_bench.records.files import document as json_document
 from nwor_bench.records.types import to_dict
 from nwor_bench.report.answer import CPU_SENTENCE, on_cpu
 from nwor_bench.report.document import (
-    Block,
     Bullets,
     Definitions,
     Document,
@@ -57,93 +57,56 @@ _COLOURS = {
     ChangeVerdict.SAME: "same",
 }
 
-_PHRASES = {
-    ChangeVerdict.REGRESSION: "got worse",
-    ChangeVerdict.IMPROVEMENT: "got better",
-    ChangeVerdict.SAME: "the same",
-    ChangeVerdict.AMBIGUOUS: "undecided",
-    ChangeVerdict.NOT_COMPARED: "not compared",
-    ChangeVerdict.ONLY_IN_BASE: "only in BASE",
-    ChangeVerdict.ONLY_IN_NEW: "only in NEW",
-}
 
-
-def comparison_document(comparison: Comparison) -> Document:
-    """Two runs: the headline, the changes, both runs' values, notes."""
-    sections = (
-        Section("Changes", _changes(comparison), brief=True),
-        Section(f"BASE{ARROW}NEW", (_values(comparison),), brief=True),
-        Section("Notes", (Bullets(tuple(notes(comparison))),), brief=True),
-    )
-    lead = _headline(comparison.outcome, headline(comparison)), _origins(comparison)
-    return Document(TITLE, lead, sections)
-
-
-def comparisons_document(comparisons: Mapping[str, Comparison]) -> Document:
-    """Two sweeps: the headline of all their runs, then each run's changes, values and notes; two
-    runs are ONE comparison."""
-    if ONE in comparisons:
-        return comparison_document(comparisons[ONE])
-    sections = []
-    for place, comparison in comparisons.items():
-        noted = Bullets(tuple(notes(comparison)))
-        blocks = (_origins(comparison), *_changes(comparison), _values(comparison), noted)
-        sections.append(Section(place, blocks, brief=True))
-    verdict = worst_outcome(comparison.outcome for comparison in comparisons.values())
-    return Document(TITLE, (_headline(verdict, headline_of_all(comparisons)),), tuple(sections))
-
-
-def screen(comparisons: Mapping[str, Comparison]) -> Document:
-    """The verdict, the worst changes and what weakens them, in at most 24 lines of a terminal."""
+def comparison_document(comparisons: Mapping[str, Comparison], *, brief: bool = False) -> Document:
+    """Two sweeps by run, or ONE comparison: the verdict, the changes, the worst first, and why;
+    then both runs' values, and notes. If `brief` only as much as fits a terminal of 24 lines."""
     first, several = next(iter(comparisons.values())), ONE not in comparisons
     compared = [
         (place, run, cell)
         for place, run in comparisons.items()
         for cell in run.cells
-        if cell.outcome != ChangeVerdict.NOT_COMPARED
+        if cell.outcome not in (None, ChangeVerdict.NOT_COMPARED)
     ]
     compared.sort(key=lambda row: WORST_FIRST.index(row[2].outcome or ChangeVerdict.NOT_COMPARED))
+    by_work = not brief and any(cell.work for _, _, cell in compared)
     rows = [
         [f"{place}: {name_of(cell, run)}" if several else name_of(cell, run), str(cell.outcome),
-         change_text(cell.ratio), change_text(cell.time)]
-        for place, run, cell in compared[:MAX_ROWS]
+         change_text(cell.ratio), change_text(cell.time),
+         *([change_text(cell.work)] if by_work else [])]
+        for place, run, cell in compared[: MAX_ROWS if brief else None]
     ]  # fmt: skip
-    weak = [*dict.fromkeys(text for run in comparisons.values() for text in weaknesses(run))]
-    why = [text for run in comparisons.values() for text in reasons(run, every=False)]
-    facts = [
-        ("rule", _OF_RUNS if several else _least_change(first)),
-        *(("why", shorten(text, MAX_CHARACTERS, placeholder=" ...")) for text in why[:2]),
-        *(("but", shorten(text, MAX_CHARACTERS, placeholder=" ...")) for text in weak[:2]),
-        ("all", f"{plural(len(compared), 'cell')}, values and notes: --markdown"),
-    ]
-    changes = [table(_change_heads(first), rows, numbers_from=2)] if rows else []
-    head = comparisons_document(comparisons).lead[0]
-    return Document(TITLE, (head, *changes, Definitions(tuple(facts))))
-
-
-def _headline(verdict: ChangeVerdict, sentence: str) -> Headline:
-    return Headline(str(verdict), sentence, _COLOURS.get(verdict, "none"))
-
-
-def _changes(comparison: Comparison) -> tuple[Block, ...]:
-    by_work = any(cell.work for cell in comparison.cells)
-    rows = [
-        [name_of(cell, comparison), str(cell.outcome), change_text(cell.ratio),
-         change_text(cell.time), *([change_text(cell.work)] if by_work else [])]
-        for cell in comparison.cells
-    ]  # fmt: skip
-    heads = [*_change_heads(comparison), *(["GPU's work to off, NEW / BASE"] if by_work else [])]
-    return (
-        table(heads, rows, numbers_from=2),
-        Bullets(tuple(reasons(comparison))),
-        Paragraph(how_decided(comparison)),
+    heads = [*CHANGE_HEADERS, *(["GPU's work to off, NEW / BASE"] if by_work else [])]
+    heads[2] = "Time per token over k = 0, NEW / BASE" if first.by_drafts else heads[2]
+    verdict = worst_outcome(run.outcome for run in comparisons.values())
+    said = headline_of_all(comparisons) if several else headline(first)
+    head = Headline(str(verdict), said, _COLOURS.get(verdict, "none"))
+    facts = _brief_facts(comparisons, len(compared)) if brief else _facts(comparisons)
+    changes = [table(heads, rows, numbers_from=2)] if rows else []
+    sections = (
+        Section(place or f"BASE{ARROW}NEW",
+                (_origins(run), _values(run), Bullets(tuple(notes(run)))))
+        for place, run in comparisons.items()
+    )  # fmt: skip
+    return Document(
+        TITLE, (head, *changes, Definitions(tuple(facts))), () if brief else tuple(sections)
     )
 
 
-def _change_heads(comparison: Comparison) -> tuple[str, ...]:
-    cell, change, ratio, time = CHANGE_HEADERS
-    ratio = "Time per token over k = 0, NEW / BASE" if comparison.by_drafts else ratio
-    return (cell, change, ratio, time)
+def _facts(comparisons: Mapping[str, Comparison]) -> Iterator[tuple[str, str]]:
+    yield from (("rule", how) for how in dict.fromkeys(map(how_decided, comparisons.values())))
+    yield from (("why", text) for run in comparisons.values() for text in reasons(run))
+
+
+def _brief_facts(comparisons: Mapping[str, Comparison], cells: int) -> Iterator[tuple[str, str]]:
+    runs = comparisons.values()
+    yield "rule", _least_change(*runs) if len(runs) == 1 else _OF_RUNS
+    why, weak = ([*chain(*map(of, runs))] for of in (reasons, weaknesses))
+    for term, texts in (("why", why), ("but", dict.fromkeys(weak))):
+        yield from (
+            (term, shorten(text, MAX_CHARACTERS, placeholder=" ...")) for text in [*texts][:2]
+        )
+    yield "all", f"{plural(cells, 'cell')}, values and notes: --markdown"
 
 
 def _values(comparison: Comparison) -> Table:
@@ -172,15 +135,13 @@ def _origins(comparison: Comparison) -> Paragraph:
 
 def _origin(run: StoredRun) -> str:
     environment = run.header.environment
-    parts = [f"is {run.folder.name}"]
-    for name, value in (
-        ("begun", run.header.started_at),
-        ("nwor-bench", (environment.packages or {}).get("nwor-bench")),
-        ("git", ((environment.git or GitState()).revision or "")[:12] or None),
-    ):
-        if value is not None:
-            parts.append(f"{name} {value}")
-    return ", ".join(parts)
+    values = {
+        "is": run.folder.name,
+        "begun": run.header.started_at,
+        "nwor-bench": (environment.packages or {}).get("nwor-bench"),
+        "git": ((environment.git or GitState()).revision or "")[:12],
+    }
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value)
 
 
 def name_of(cell: CellChange, comparison: Comparison) -> str:
@@ -194,9 +155,9 @@ def headline(comparison: Comparison) -> str:
     worst = _worst(comparison)
     if worst is not None:
         return f"{name_of(worst[1], comparison)} {worst[0]}, the worst of {_start(comparison)}."
-    groups = {outcome: len(comparison.having(outcome)) for outcome in ChangeVerdict}
-    rest = [f"{plural(number, 'cell')} {_PHRASES[o]}" for o, number in groups.items() if number]
-    return f"{_start(comparison)}: {', '.join(rest)}."
+    numbers = Counter(str(cell.outcome) for cell in comparison.cells)
+    told = ", ".join(f"{number} {outcome}" for outcome, number in numbers.items())
+    return f"{_start(comparison)}: of {plural(len(comparison.cells), 'cell')} {told}."
 
 
 def _worst(comparison: Comparison) -> tuple[str, CellChange] | None:
@@ -244,12 +205,11 @@ def change_text(change: Change | None) -> str:
     return interval(None if change is None else change.ratio)
 
 
-def reasons(comparison: Comparison, *, every: bool = True) -> list[str]:
-    """Reasons for the cells' verdicts; cells with the same reason share a line. Without `every`
-    only those of compared cells."""
+def reasons(comparison: Comparison) -> list[str]:
+    """Reasons for the verdicts of compared cells; cells with the same reason share a line."""
     groups: dict[tuple[str, str], list[str]] = {}
     for cell in comparison.cells:
-        if cell.reason and (every or cell.outcome != ChangeVerdict.NOT_COMPARED):
+        if cell.reason and cell.outcome != ChangeVerdict.NOT_COMPARED:
             place = (str(cell.outcome), cell.reason.rstrip("."))
             groups.setdefault(place, []).append(name_of(cell, comparison))
     return [f"{outcome}: {joined(names)}: {reason}." for (outcome, reason), names in groups.items()]
@@ -296,17 +256,13 @@ def notes(comparison: Comparison) -> list[str]:
 
 def weaknesses(comparison: Comparison) -> list[str]:
     """What weakens the answer, or may explain a change."""
-    lines = []
-    if comparison.forced:
-        listed = "; ".join(map(str, comparison.forced))
-        lines.append(
-            f"Compared with --force, although the runs differ in work or machine: {listed}."
-        )
+    named = (
+        ("Compared with --force, although the runs differ in work or machine", comparison.forced),
+        ("Other differences, which may explain a change", comparison.others),
+    )
+    lines = [f"{words}: {'; '.join(map(str, of))}." for words, of in named if of]
     lines += [f"{n}: {w.rstrip('.')}." for n, run in _sides(comparison) for w in run.warnings]
     lines += _acceptance(comparison)
-    if comparison.others:
-        listed = "; ".join(map(str, comparison.others))
-        lines.append(f"Other differences, which may explain a change: {listed}.")
     if on_cpu(comparison.new.header):
         lines.append(CPU_SENTENCE)
     return lines
@@ -320,7 +276,10 @@ def _pairing(comparison: Comparison) -> Iterator[str]:
     if paired:
         yield f"Compared in pairs: {plural(min(paired), 'block')} of the same prompts and seed."
     if any(not change.paired for change in made):
-        yield "Ratios that are not paired are two independent samples (Welch)."
+        yield (
+            "Ratios that are not paired (interleaved windows, other prompts or seeds) are two "
+            "independent samples (Welch)."
+        )
     if any(change.measure == LATENCY_MS for change in made):
         yield "Some times are those of whole batches, because a run has no window times."
     for cell in comparison.cells:

@@ -18,7 +18,7 @@ from nwor_bench.models.support.predict import MethodSupport, Support
 from nwor_bench.report.document import Block, Bullets, Document, Headline, Section, Table, table
 from nwor_bench.report.plan_bytes import BytePrediction, bytes_notes, bytes_sections, bytes_values
 from nwor_bench.report.support import answer, layers_table, methods_lines, notes, support_values
-from nwor_bench.report.text import count, decimal, plural
+from nwor_bench.report.text import count, decimal, joined, plural
 from nwor_bench.report.text import two_digits as percent
 
 
@@ -84,16 +84,10 @@ def measured_words(rows: Sequence[MeasuredRow]) -> str:
     """The nearest settings in one sentence; those written as stock are always named."""
     if not rows:
         return "No model of its kind was measured."
-    ratios = sorted(row.ratio for row in rows if row.ratio is not None)
-    timed = " to ".join(dict.fromkeys(f"{ratio:.3f}" for ratio in (*ratios[:1], *ratios[-1:])))
-    timed += " times stock's time of a window"
-    stock = "written as stock, no gain"
-    as_stock = len(rows) - len(ratios)
-    if ratios and as_stock:
-        said = f"{timed} in {len(ratios)}, {stock} in {as_stock}"
-    else:
-        said = timed if ratios else stock
-    return f"Nearest settings measured: {said}."
+    ratios = dict.fromkeys(f"{row.ratio:.3f}" for row in rows if row.ratio is not None)
+    told = [f"{joined([*ratios])} times stock's time of a window"] if ratios else []
+    told += ["written as stock, no gain"] if any(row.ratio is None for row in rows) else []
+    return f"Nearest settings measured: {'; '.join(told)}."
 
 
 def _facts(plan: ModelPlan) -> Iterator[str]:

@@ -172,7 +172,7 @@ def worth_section(measured: MeasuredWorth) -> Section:
         blocks.append(ONE_ENGINE)
     blocks += [Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW), *_stage_note(measured)]
     blocks += [_acceptance(measured.analyses), Paragraph(_tokens_note(worth, measured.analyses))]
-    blocks += [LINE_NOTE, *_times(measured.times), *_whole_batches(measured)]
+    blocks += [LINE_NOTE, *_times(measured.times)]
     if not worth.by_engines:
         share = max(drafter_shares(measured.times).values(), default=None)
         most = "" if share is None else f" (with the host's work at most {percent(share, 0)} of it)"
@@ -272,18 +272,6 @@ def _times(times: Sequence[WindowTime]) -> Iterator[Table]:
         heads = ["Requests", "k", "Window ms", "Target ms", "Rest ms"]
         caption = "Median times. Target: forward and sampling. Rest: drafter and host"
         yield table(heads, rows, caption=caption)
-
-
-def _whole_batches(measured: MeasuredWorth) -> Iterator[Table]:
-    """What a user feels beside decoding, from vLLM's times of each request."""
-    rows = [
-        [str(size), cell.label, decimal(cell.tokens_per_s, 0), decimal(cell.ttft_ms_p50),
-         decimal(cell.tpot_ms_p50, 2), str(cell.batches)]
-        for (size, _), cell in measured.whole.items()
-    ]  # fmt: skip
-    if rows:
-        heads = ["Requests", "k", "Tokens/s", "TTFT ms", "TPOT ms", "Batches"]
-        yield table(heads, rows, 2, "Whole batches: tokens/s with prefill; median TTFT and TPOT")
 
 
 def _server(measured: MeasuredWorth) -> Iterator[tuple[str, str]]:

@@ -244,7 +244,12 @@ def test_what_is_no_fault_is_no_finding() -> None:
         (sound(), K.DRAFTER_CONTEXT),  # not known
         (of_drafter(1024), K.ACCEPTANCE),
         (none_accepted(of_drafter(128)), K.ACCEPTANCE),  # its context is the cause
-        (none_accepted(of_drafter(1024, rejection_sample_method="synthetic")), K.ACCEPTANCE),
+        (
+            with_header(
+                none_accepted(sound()), "pair", speculative={"rejection_sample_method": "synthetic"}
+            ),
+            K.ACCEPTANCE,
+        ),
         (of_eight(8, num_gpu_blocks=31), K.CONCURRENCY),
         (of_eight(5), K.CONCURRENCY),  # there is room: short requests end as others begin
         (with_header(of_eight(5, num_gpu_blocks=31), "pair", method="ngram"), K.CONCURRENCY),
@@ -260,6 +265,20 @@ def test_what_has_another_cause_or_does_not_apply_is_no_finding(
     run: RunData, kind: FindingKind
 ) -> None:
     assert not found_in(run, kind)
+
+
+def test_a_wrong_drafter_among_several_is_named() -> None:
+    """Drafts of one method are as good as random, the other's are not."""
+    arms = {("off", "graph"): "eagle k=2", ("off", "adaptive"): "ngram k=2"}
+    made = kept(sound(), lambda r: (r.nwor_mode, r.scv_mode) in {*arms, ("off", "off")})
+    made = kept(made, lambda r: r.arm is None)
+    own = tuple(replace(r, arm=arms.get((r.nwor_mode, r.scv_mode)), scv_mode="off")
+                for r in made.windows)  # fmt: skip
+    batches = tuple(replace(r, arm=arms.get((r.nwor_mode, r.scv_mode)), scv_mode="off")
+                    for r in made.batches)  # fmt: skip
+    made = replace(made, windows=own, batches=batches)
+    made = change_windows(made, lambda w: w.arm == "eagle k=2", accepted_per_position=(0,) * 4)
+    assert "0.0 % of first drafts of eagle were" in the(K.ACCEPTANCE, made).message
 
 
 def test_lookahead_hashes_switched_off_drop_the_block_again() -> None:

@@ -153,8 +153,8 @@ def test_a_setting_written_as_stock_is_named_beside_timed_ones() -> None:
     slower = replace(timed, ratio=1.02, verdict="SLOWER")
     stock = replace(timed, ratio=None, low=None, high=None, verdict=AS_STOCK)
     assert measured_words([timed, stock, slower]) == (
-        "Nearest settings measured: 0.980 to 1.020 times stock's time of a window in 2, written "
-        "as stock, no gain in 1."
+        "Nearest settings measured: 0.980 and 1.020 times stock's time of a window; written as "
+        "stock, no gain."
     )
     alone = "Nearest settings measured: 0.980 times stock's time of a window."
     assert measured_words([timed, timed]) == alone

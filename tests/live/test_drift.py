@@ -1,6 +1,7 @@
 """Drift over a long watch: readings in bounded memory, restarts, planted drift and none."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +13,11 @@ from pages import DRAFTS, OTHERS, known, modes_page
 from rich.console import Console
 
 from nwor_bench.live.drift import MAX_KEPT, MIN_SPANS, RATES, OverTime
-from nwor_bench.live.reading import Reading, reading_of
+from nwor_bench.live.reading import FELT_METRICS, Reading, reading_of
 from nwor_bench.live.text import document, result
-from nwor_bench.live.watch import Seen, Wanted, WidthRule, watch
+from nwor_bench.live.watch import Ended, Seen, Wanted, WidthRule, watch
 from nwor_bench.records.window_order import ALL
+from nwor_bench.report.document import Definitions
 from nwor_bench.report.terminal import print_document
 
 HOUR = 3600.0
@@ -193,3 +195,28 @@ def test_the_answer_says_what_drifted(of: str, capsys: pytest.CaptureFixture[str
 def test_a_width_of_0_is_never_narrow_enough() -> None:
     rule = WidthRule(0.0)
     assert not any(rule.is_met(groups, 1e-9) for groups in range(100, 100_000, 100))
+
+
+def test_what_users_feel_is_told_of_the_watch() -> None:
+    """Growth since the first reading; nothing of a restarted server, or without such metrics."""
+    reading = reading_of(DRAFTS, "http://h/metrics")
+    wanted = Wanted(ALL, 0.0, 60.0)
+
+    def facts(before: Sequence[float] | None, after: Sequence[float] | None) -> dict[str, str]:
+        first, last = (replace(reading, felt=felt) for felt in (before, after))
+        watched = Seen(last, Ended.TIME, 20.0, first=first)
+        blocks = document(watched, wanted).lead
+        (told,) = (block for block in blocks if isinstance(block, Definitions))
+        return dict(told.entries)
+
+    before = (1000.0, 400.0, 10.0, 2.0, 500.0)
+    after = (3000.0, 900.0, 50.0, 6.0, 8500.0)
+    words = "400 tokens/s with prefills and pauses, mean TTFT 100 ms, prefix hits 25 %"
+    assert facts(before, after)["server"] == words
+    for pair in ((after, before), (before, before), (None, None)):
+        assert "server" not in facts(*pair)
+    names = dict(zip(FELT_METRICS, after, strict=True))
+    text = "\n".join(
+        f'{name}{{engine="{e}"}} {value / 2}' for name, value in names.items() for e in "01"
+    )
+    assert reading_of(f"{DRAFTS}\n{text}\n", "http://h/metrics").felt == list(after)

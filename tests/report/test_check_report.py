@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from check_runs import FAR, TIE, K, check_run, checked, failed, unsteady, with_places
 from swept_folder import save_sweep
-from synthetic_run import change_batches, change_windows, kept, with_header
+from synthetic_run import change_batches, change_windows, kept, with_header, with_parts
 
 from nwor_bench.analysis.check import CheckVerdict, causes, check_of
 from nwor_bench.cli.commands.report import _report_sweep
@@ -98,6 +98,16 @@ def test_known_causes_are_named_only_where_they_apply(run: RunData, named: list[
     found = list(causes(check_of([checked(run)])))
     assert len(found) == len(named)
     assert all(words in cause for words, cause in zip(named, found, strict=True))
+
+
+def test_a_cause_of_all_sizes_is_named_once() -> None:
+    """The longest request differs; one size without a draft accepted is chance."""
+    short = {"arms": {str(K): {"drafter_max_model_len": 128}}}
+    runs = [check_run(4, **short), with_parts(check_run(1, **short), gate={"longest_prompt": 9})]
+    (told,) = causes(check_of(list(map(checked, runs))))
+    assert "at most 128 tokens" in told
+    none = change_windows(check_run(1), lambda w: w.arm == str(K), accepted_per_position=(0,) * 4)
+    assert not [*causes(check_of([checked(check_run(4)), checked(none)]))]
 
 
 def test_the_report_of_a_check_has_no_word_of_nwor_cells() -> None:

@@ -178,9 +178,5 @@ def test_what_a_user_feels_beside_decoding_is_told(analysis: Analysis) -> None:
     (told,) = worth_page._server(measured)
     words = "657 tokens/s with prefill, TTFT 7.0 ms (k = 0: 374, 7.6) at 4 requests"
     assert told == ("server", words)
-    (table,) = worth_page._whole_batches(measured)
-    assert [row[:4] for row in table.rows] == [("4", "k = 0", "374", "7.6"),
-                                               ("4", "k = 2", "657", "7.0")]  # fmt: skip
     untimed = replace(run, cells=[replace(cell, batches=0) for cell in cells])
     assert not [*worth_page._server(MeasuredWorth((untimed,), found, ()))]
-    assert not [*worth_page._whole_batches(MeasuredWorth((untimed,), found, ()))]

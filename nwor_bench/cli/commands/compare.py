@@ -81,10 +81,10 @@ def compare(
     if options.as_json:
         typer.echo(told.comparisons_json(runs, strict=options.strict), nl=False)
     elif options.markdown:
-        typer.echo(render_markdown(told.comparisons_document(runs)), nl=False)
+        typer.echo(render_markdown(told.comparison_document(runs)), nl=False)
     else:
         console = Console()
-        print_document(console, told.screen(runs), quiet=options.quiet)
+        print_document(console, told.comparison_document(runs, brief=True), quiet=options.quiet)
         for name, folder in () if options.quiet else (("BASE", base), ("NEW", new)):
             print_path(console, name, folder)
     raise typer.Exit(worst_of(run.exit_code(strict=options.strict) for run in runs.values()))

@@ -1,7 +1,7 @@
 """Engines of one run that differ in vLLM's arguments: each in a process of its own, all up at once.
 
-They start together, most of a start being one thread's work; the A/A engine follows, since two that
-compile the same would write the same files.
+They start together, most of a start being one thread's work, but for those that compile the same:
+the A/A engine follows, and a second arm of the same method and drafter.
 
 With `--against` the second one has its arguments; with `worth --engines` each draft count has an
 engine, k = 0 one without a drafter; with `worth --arm` each method has one. The last has the
@@ -27,7 +27,7 @@ from nwor_bench.errors import BenchError, EngineError
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.cell import Arguments, Arm, Drafts, engine_name
 from nwor_bench.records.facts import EngineStatus
-from nwor_bench.records.types import AA, Cell
+from nwor_bench.records.types import Cell
 from nwor_bench.workload.config import RunSpec
 
 GPU_SHARE = 0.9
@@ -49,7 +49,7 @@ def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
     specs = engines_with_room(pair, spec)
     engines: dict[Arm | None, ChildEngine] = {}
     try:
-        for group in ([arm for arm in specs if arm != AA], [arm for arm in specs if arm == AA]):
+        for group in _start_groups(pair, specs):
             for arm in group:
                 engines[arm] = _launch(pair, specs, arm, log)
             for arm in group:
@@ -60,6 +60,21 @@ def start_engine(pair: ResolvedPair, spec: RunSpec, log: Path | None) -> Engine:
         raise
     seconds = time.perf_counter() - started
     return cast(Engine, EngineArms(cast(dict[Arm | None, Engine], engines), seconds))
+
+
+def _start_groups(
+    pair: ResolvedPair, specs: Mapping[Arm | None, RunSpec]
+) -> list[list[Arm | None]]:
+    """Arms whose engines start together: two that compile the same would write the same files."""
+    groups: list[dict[object, Arm | None]] = []
+    for arm, spec in specs.items():
+        own = pair.of_arm(arm)
+        compiled = own.method, own.draft, spec.scenario.draft_tokens, repr(spec.engine_args)
+        group = next((group for group in groups if compiled not in group), None)
+        if group is None:
+            groups.append(group := {})
+        group[compiled] = arm
+    return [list(group.values()) for group in groups]
 
 
 def _launch(

@@ -477,3 +477,21 @@ def test_with_synthetic_acceptance_another_engine_may_draw_others(tmp_path: Path
     assert found.ratio is not None
     with refused("--acceptance-length", value=2.5):  # a CPU has none
         check_pair(PAIR, spec_of(acceptance_length=2.5))
+
+
+def test_engines_that_compile_the_same_start_one_after_another() -> None:
+    arms_of = {
+        "eagle": {"method": "eagle"},
+        "poor": {"method": "eagle"},
+        "ngram": {"method": "ngram"},
+    }
+    head = replace(PAIR, method="eagle", draft="hub/head")
+    pair = replace(PAIR, arms={"eagle": head, "poor": head, "ngram": PAIR})
+    spec = resolve(SCENARIO, **COUNTS, arms=arms_of)
+    found = arms._start_groups(pair, spec.engine_specs)
+    eagle, poor, ngram = map(Arguments, arms_of)
+    assert found == [[None, eagle, ngram], [poor, AA]]
+    each = resolve(SCENARIO, **COUNTS).engine_specs
+    assert arms._start_groups(PAIR, each) == [[None, Drafts(1), Drafts(2)], [AA]]
+    against = resolve(SCENARIO, against=AGAINST).engine_specs
+    assert arms._start_groups(PAIR, against) == [[None, ARM], [AA]]

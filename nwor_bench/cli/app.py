@@ -64,6 +64,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     worth.worth: (
         "nwor-bench worth",
         "nwor-bench worth --model FOLDER --method mtp --requests 1,8,32,128 --max-draft-tokens 8",
+        "nwor-bench worth --model FOLDER --arm eagle3=DRAFTER --arm ngram --requests 1,8,32",
     ),
     sweep.sweep: (
         "nwor-bench sweep",

@@ -734,7 +734,7 @@ ROWS = (
         "Drafts are like random ones"),
     Row(_K.CONCURRENCY, _concurrency, _WARNING,
         "At most {most} of {requests} requests ran at once: the cache has {blocks:,} blocks of "
-        "{size:,} tokens, and a request takes {need:,}{slots}.",
+        "{size:,} tokens, and a request takes up to {need:,}{slots}.",
         "Write --requests {most}. Or free more: a larger kv_cache_gib, {more}, or more ranks "
         "(--tensor-parallel-size).", "Some requests waited"),
     Row(_K.SHORT_OUTPUTS, _short_outputs, _WARNING,

@@ -295,7 +295,8 @@ def _next(size: AtSize, best: Fixed, counts: Sequence[Count]) -> Next | None:
     fixed = fixed_counts(counts)
     if not any(map(method_of, fixed)):
         return None
-    others = [k for k in (0, *fixed) if k != best and (not best or method_of(k) != method_of(best))]
+    drafting = (k for k in fixed if k and (not best or method_of(k) != method_of(best)))
+    others = [k for k in (0, *drafting) if k != best]
     gains = {k: gain for k in others if (gain := _gain(size, best, k, len(counts))) is not None}
     if not gains:
         return None

@@ -29,7 +29,7 @@ from nwor_bench.instruments.draft_counts import (
     changes_count,
 )
 from nwor_bench.models.adapter import lora_arguments
-from nwor_bench.models.arms import with_arms
+from nwor_bench.models.arms import check_drafter, with_arms
 from nwor_bench.models.config_reader import text_entries
 from nwor_bench.models.methods import (
     NOT_ON_CPU,
@@ -256,6 +256,8 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
     """
     check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
+    for name, arm in spec.drafting_arms.items():
+        check_drafter(name, arm, choice)
     if choice.target_model is None:
         own = load_pair(choice.pair or DEFAULT_PAIR)
         for refusal in () if spec.arms else _counts_refused(own, choice.method or own.method, spec):

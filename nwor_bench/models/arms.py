@@ -49,8 +49,7 @@ def with_arms(
     does, with the arm's name."""
     resolved = {}
     for name, arm in arms.items():
-        if arm.get(MODEL) is None:
-            _check_drafter(name, arm.get(METHOD), choice)
+        check_drafter(name, arm, choice)
         try:
             own = resolve_pair(
                 choice.pair,
@@ -65,11 +64,12 @@ def with_arms(
     return replace(pair, arms=resolved)
 
 
-def _check_drafter(name: str, method: str | None, choice: PairChoice) -> None:
-    """Refuse an arm without the drafter that its method needs."""
+def check_drafter(name: str, arm: MethodArm, choice: PairChoice) -> None:
+    """Refuse an arm without the drafter that its method needs, before anything is fetched."""
+    method = arm.get(METHOD)
     own = None if choice.target_model else load_pair(choice.pair or DEFAULT_PAIR)
     has_drafter = own is not None and own.own_drafter and own.method == method
-    if not has_drafter and method not in WITHOUT_DRAFTER | FROM_TARGET:
+    if arm.get(MODEL) is None and not has_drafter and method not in WITHOUT_DRAFTER | FROM_TARGET:
         others = f", and {own.name}'s is for {own.method}" if own and own.own_drafter else ""
         remedy = f"{method} needs a drafter{others}: write {name}=FOLDER_OR_HUB_NAME"
         if not _NAME.fullmatch(name):  # of a second engine

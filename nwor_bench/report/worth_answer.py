@@ -211,7 +211,7 @@ def _adaptive(worth: Worth) -> Iterator[tuple[str, str]]:
 
 def worth_sentence(worth: Worth) -> Answer:
     """What speculation gives at the smallest batch size at which it pays."""
-    fixed = [rate for rate in worth.rates if not rate.adaptive]
+    fixed = [rate for rate in worth.rates if not (rate.adaptive or rate.is_tax)]
     best = best_rate(fixed)
     if best is None:
         text = "Whether speculation pays is not known: too few windows or requests for an interval."

@@ -12,7 +12,7 @@ from nwor_bench.errors import ConfigError, StoreError
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.facts import CpuFacts, EngineStatus, Environment
 from nwor_bench.records.files import RUN_FILE
-from nwor_bench.records.header import RunHeader, check_complete
+from nwor_bench.records.header import PairFacts, RunHeader, check_complete
 from nwor_bench.records.store import RunData
 from nwor_bench.run.batch import prompt_digest
 from nwor_bench.run.gate.size import MAX_PROMPT_TOKENS, fit
@@ -67,7 +67,7 @@ def check_same(run: RunData, spec: RunSpec, pair: ResolvedPair, now: Environment
     for place, begun, today in (
         ("environment", _identity(run.header.environment), _identity(now)),
         ("spec", stored_spec(run.header).to_dict(), spec.to_dict()),
-        ("pair", vars(run.header.pair), asdict(pair)),
+        ("pair", vars(run.header.pair), vars(PairFacts(**asdict(pair)))),
     ):
         for name, value in today.items():
             if begun[name] != value:

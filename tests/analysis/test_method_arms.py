@@ -12,7 +12,7 @@ from nwor_bench.records.cell import AA, Arm, Cell, Count, Drafts, MethodCount, N
 from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, RequestTimes, Verdict
 from nwor_bench.report.worth import worth_result
-from nwor_bench.report.worth_answer import method_lines
+from nwor_bench.report.worth_answer import method_lines, worth_sentence
 
 EAGLE, NGRAM = "eagle", "ngram"
 
@@ -136,3 +136,14 @@ def test_json_names_the_method_and_its_line() -> None:
     (line,) = found["speculative_config"]
     assert line == {"requests": [3], "method": "eagle", "model": "head",
                     "num_speculative_tokens": 2}  # fmt: skip
+
+
+def test_a_method_that_drafts_nothing_is_no_rival_of_plain_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for count in ACCEPTED:
+        monkeypatch.setitem(STEP, count, 3.0)
+    worth = worth_of([Measured(run_of(), ())])
+    assert worth.best == {3: 0}
+    assert worth.next_best[3][0] in (MethodCount(EAGLE, 2), MethodCount(NGRAM, 2))
+    assert worth_sentence(worth).badge == Verdict.SLOWER

@@ -1,13 +1,18 @@
 """Arms as the command line writes them, and the models that they need."""
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from refusals import refused
+from synthetic_run import make_run, with_parts
 
 from nwor_bench.models.arms import read_arms, with_arms
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.records.cell import AA, Arguments, Drafts, MethodCount
+from nwor_bench.run.resume import check_same
+from nwor_bench.workload.config import load_scenario, resolve
 from nwor_bench.workload.run_spec import PairChoice
 
 TINY = PairChoice(pair="tiny")
@@ -59,3 +64,13 @@ def test_each_engine_has_its_arms_drafter(tmp_path: Path) -> None:
     assert (pair.of_arm(own).method, pair.of_arm(own).draft) == ("ngram", None)
     assert pair.of_arm(own).speculative["prompt_lookup_max"] == 5
     assert pair.of_arm(AA) is pair.of_arm(None) is pair
+
+
+def test_a_run_of_several_methods_can_be_resumed() -> None:
+    pair = with_arms(resolve_pair("tiny"), TINY, {"ngram": {"method": "ngram"}})
+    spec = resolve(load_scenario("short"))
+    parts = {"pair": asdict(pair), "spec": spec.to_dict()}
+    run = with_parts(make_run(), **json.loads(json.dumps(parts)))
+    check_same(run, spec, pair, run.header.environment)
+    with refused("pair.arms"):
+        check_same(run, spec, replace(pair, arms={}), run.header.environment)

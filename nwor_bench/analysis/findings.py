@@ -619,9 +619,8 @@ def _short_outputs(evidence: Evidence) -> Iterator[Case]:
 def _prefix_block(evidence: Evidence) -> Iterator[Case]:
     """vLLM 0.33 drops none unless it is asked to, as its hashes cover what the drafter reads."""
     header, engine, config = evidence.run.header, evidence.engine, evidence.speculative
-    keeps = config.get("disable_eagle_block_drop") or (
-        (engine.vllm or "") >= "0.33" and not config.get("disable_lookahead_block_hashes")
-    )
+    hashes = (engine.vllm or "") >= "0.33" and not config.get("disable_lookahead_block_hashes")
+    keeps = hashes or config.get("disable_eagle_block_drop")
     caches = header.spec.engine_args.get("enable_prefix_caching")
     if header.pair.method in ("eagle", "eagle3", "mtp") and caches and not keeps:
         yield Case({"method": header.pair.method, "size": engine.block_size})
@@ -735,7 +734,7 @@ ROWS = (
         "Drafts are like random ones"),
     Row(_K.CONCURRENCY, _concurrency, _WARNING,
         "At most {most} of {requests} requests ran at once: the cache has {blocks:,} blocks of "
-        "{size:,} tokens, and a request takes {need:,}{slots}.",
+        "{size:,} tokens, and a request takes up to {need:,}{slots}.",
         "Write --requests {most}. Or free more: a larger kv_cache_gib, {more}, or more ranks "
         "(--tensor-parallel-size).", "Some requests waited"),
     Row(_K.SHORT_OUTPUTS, _short_outputs, _WARNING,

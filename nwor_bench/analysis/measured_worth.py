@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.draft_rates import Worth
 from nwor_bench.analysis.worth import WindowTime, batch_size, window_times, worth_of
-from nwor_bench.records.cell import AA, Count, NworMode
+from nwor_bench.records.cell import NworMode
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import CellResult
 
@@ -26,16 +26,6 @@ class MeasuredWorth:
     def header(self) -> RunHeader:
         """The first run's; the others differ in the batch size."""
         return self.analyses[0].run.header
-
-    @property
-    def whole(self) -> dict[tuple[int, Count | None], CellResult]:
-        """Cells that were timed in whole batches and not staged, by batch size and draft count."""
-        return {
-            (batch_size(analysis.run), cell.cell.drafts): cell
-            for analysis in self.analyses
-            for cell in analysis.cells
-            if cell.batches and cell.arm != AA and cell.nwor_mode == NworMode.OFF
-        }
 
     @property
     def staged(self) -> dict[tuple[int, int], CellResult]:

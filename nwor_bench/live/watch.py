@@ -73,14 +73,13 @@ class WidthRule:
 
 @dataclass(frozen=True)
 class Seen:
-    """The last reading, and what ended it."""
+    """The last reading and the first, and what ended it."""
 
     reading: Reading
     ended: Ended
     waited_s: float
     over_time: OverTime = field(default_factory=OverTime)
     first: Reading | None = None
-    """The first reading."""
 
 
 def watch(

@@ -46,7 +46,6 @@ ONE = ""
 """The place of a comparison that is no sweep's."""
 MAX_ROWS = 6
 """A terminal shows fewer cells than all."""
-MAX_CHARACTERS = 150
 _OF_RUNS = "a change counts above --threshold, or above the A/A arm's own in its run"
 ARROW = " → "
 """Between BASE's value and NEW's."""
@@ -103,9 +102,7 @@ def _brief_facts(comparisons: Mapping[str, Comparison], cells: int) -> Iterator[
     yield "rule", _least_change(*runs) if len(runs) == 1 else _OF_RUNS
     why, weak = ([*chain(*map(of, runs))] for of in (reasons, weaknesses))
     for term, texts in (("why", why), ("but", dict.fromkeys(weak))):
-        yield from (
-            (term, shorten(text, MAX_CHARACTERS, placeholder=" ...")) for text in [*texts][:2]
-        )
+        yield from ((term, shorten(text, 150, placeholder=" ...")) for text in [*texts][:2])
     yield "all", f"{plural(cells, 'cell')}, values and notes: --markdown"
 
 

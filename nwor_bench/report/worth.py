@@ -12,7 +12,7 @@ from nwor_bench.analysis.draft_tokens import gives_tokens, named_rates
 from nwor_bench.analysis.effects import PairEffect, switch_cost
 from nwor_bench.analysis.invariants import windows_by_batch
 from nwor_bench.analysis.measured_worth import MeasuredWorth
-from nwor_bench.analysis.worth import WindowTime
+from nwor_bench.analysis.worth import WindowTime, batch_size
 from nwor_bench.records.cell import (
     AA,
     ADAPTIVE,
@@ -277,7 +277,13 @@ def _times(times: Sequence[WindowTime]) -> Iterator[Table]:
 def _server(measured: MeasuredWorth) -> Iterator[tuple[str, str]]:
     """Tokens/s with prefill and TTFT at the smallest batch size, its best count and k = 0."""
     size, best = min(measured.worth.best.items(), default=(0, 0))
-    own, plain = (measured.whole.get((size, count)) for count in (best, 0))
+    cells = {
+        cell.cell.drafts: cell
+        for analysis in measured.analyses
+        for cell in analysis.cells
+        if batch_size(analysis.run) == size and cell.batches and cell.cell.stock_twin is None
+    }
+    own, plain = cells.get(best), cells.get(0)
     if best and own and plain:
         rates = [decimal(cell.tokens_per_s, 0) for cell in (own, plain)]
         waits = [decimal(cell.ttft_ms_p50) for cell in (own, plain)]

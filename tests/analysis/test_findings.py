@@ -193,9 +193,9 @@ FAULTS: dict[str, tuple[Callable[[], RunData], FindingKind, Severity, str, str]]
                           "Only 0.0 % of first drafts", "Use text"),
     "blocks": (lambda: of_eight(5, num_gpu_blocks=31), K.CONCURRENCY, WARNING,
                "At most 5 of 8 requests ran at once: the cache has 31 blocks of 32 tokens, and a "
-               "request takes 6.", "Write --requests 5. Or free more: a larger kv_cache_gib, an"),
+               "request takes up to 6.", "Write --requests 5. Or free more"),
     "state slots": (lambda: of_eight(5, state_slots=5), K.CONCURRENCY, WARNING,
-                    "takes 6 and 5 slots of states", "one state slot a request"),
+                    "takes up to 6 and 5 slots of states", "one state slot a request"),
     "short outputs": (lambda: outputs(5, 40, 5), K.SHORT_OUTPUTS, WARNING,
                       "after 17 of 64 tokens", "Write --max-new-tokens 17."),
     "prefix block": (of_eagle, K.PREFIX_BLOCK, NOTE, "32 tokens or fewer are computed again",

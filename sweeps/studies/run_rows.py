@@ -264,9 +264,10 @@ STUDIES = {
     ),
     "versions": Study(
         "studies/versions/cells.csv",
-        "pair gpu requests drafts context vllm",
+        "pair gpu requests drafts context vllm compile_mode",
         f"{CLOCKS} torch ready_gate ready_timed kv_layers=kv_gate.layers "
-        "local_layers=local_gate.layers vllm",
+        "local_layers=local_gate.layers vllm "
+        "compile_mode=spec.engine_args.compilation_config.mode",
     ),
     "mtp": Study(
         "studies/mtp/mtp.csv",

@@ -104,3 +104,22 @@ SELECT mode, load, count(*) AS rounds, fmt('{:,.0f}', sum(completed)) AS request
   fmt('{:,.0f}', median(output_throughput)) AS "tokens/s",
   fmt('{:.2f} ({:.2f} to {:.2f})', median(speed), min(speed), max(speed)) AS "over off"
 FROM loads WHERE machine = 'cpu' GROUP BY load, place;
+
+-- view in_flight_pairs
+SELECT own.*, own.tokens_per_s / stock.tokens_per_s AS speed, own.tpot_ms / stock.tpot_ms AS tpot
+FROM in_flight AS own JOIN in_flight AS stock USING (pair, requests, block) WHERE stock.mode = 'stock';
+
+-- values
+SELECT max(CASE pair WHEN 'llama-3b-shape' THEN said END) AS server_3b, max(CASE pair WHEN 'qwen3.5-quarter-shape' THEN said END) AS server_hybrid,
+  fmt('{:.0f}', max(CASE pair WHEN 'llama-3b-shape' THEN window END)) AS window_3b
+FROM (SELECT pair, fmt('{:.2f} [{:.2f}, {:.2f}]', median(speed), median_low(speed), median_high(speed)) AS said, median(1e3 * s / windows) AS window
+  FROM in_flight_pairs WHERE mode = 'stage' GROUP BY pair);
+
+-- table always_in_flight
+SELECT replace(pair, '-shape', '') AS model, requests AS "in flight", mode, count(*) AS blocks,
+  fmt('{:,.0f}', median(tokens_per_s)) AS "tokens/s",
+  CASE WHEN mode <> 'stock' THEN fmt('{:.3f} [{:.3f}, {:.3f}]', median(speed), median_low(speed), median_high(speed)) END AS "over stock",
+  fmt('{:.2f}', median(tpot_ms)) AS "TPOT, ms",
+  CASE WHEN mode <> 'stock' THEN fmt('{:.3f} [{:.3f}, {:.3f}]', median(tpot), median_low(tpot), median_high(tpot)) END AS "over stock's",
+  fmt('{:.0f}', 100.0 * sum(beside_prefill) / sum(windows)) AS "written directly beside a prefill, %"
+FROM in_flight_pairs GROUP BY pair, requests, mode ORDER BY pair, requests, instr('stock stage beside', mode);

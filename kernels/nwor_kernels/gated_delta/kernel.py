@@ -9,10 +9,6 @@ So a window reads S once, for one product with all its k and q; control reads it
 queries stay as the convolution returned them, in 16 bits, and their lengths are factors taken out
 of the products: a 16-bit vector's product is exact in tensor cores, and so is a float32 state's as
 a sum of three bfloat16.
-
-With rings (`records.Rings`) the records of accepted tokens stay where the verify wrote them: they
-are rank-1 updates that S lacks, one product more with all k and q, and the commit writes S only of
-requests whose ring has no room for another window.
 """
 
 import triton
@@ -21,7 +17,7 @@ import triton.language as tl
 from nwor_kernels.gated_delta.reference import NORM_EPS
 
 RECORD_ROWS = 16
-"""Most tokens of a window, and rows of a ring: tensor cores multiply 16 rows at least."""
+"""Most tokens of a window: tensor cores multiply 16 rows at least."""
 
 _NORM_EPS = tl.constexpr(NORM_EPS)
 _RECORD_ROWS = tl.constexpr(RECORD_ROWS)
@@ -44,9 +40,6 @@ def verify_kernel(
     recorded_g,
     gate,
     norm_weight,
-    rings,
-    before,
-    now,
     STRIDES: tl.constexpr,
     STATE_STRIDES: tl.constexpr,
     SCALE: tl.constexpr,
@@ -57,7 +50,6 @@ def verify_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     T: tl.constexpr,
-    B: tl.constexpr,
     COLUMNS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -74,8 +66,7 @@ def verify_kernel(
     later columns of both.
 
     STRIDES are those of the rows of mixed, a, b, out, state_indices and gate, STATE_STRIDES those
-    of slots, heads and rows. COLUMNS: of state_indices. T: most tokens of a window. B: rows of a
-    request's records. rings, before and now: `records.Rings`, or None.
+    of slots, heads and rows. COLUMNS: of state_indices. T: rows of a request's records.
     """
     value_head, request = tl.program_id(1), tl.program_id(2)
     head = value_head // (HV // H)
@@ -91,13 +82,6 @@ def verify_kernel(
     is_u, is_o = known & (column < TOKENS), known & is_q
     table = state_indices + request.to(tl.int64) * STRIDES[4]
     slot = _slot(table, tl.load(accepted + request), COLUMNS)
-    own, live = request.to(tl.int64), 0
-    if rings is not None:
-        own = tl.load(rings + request).to(tl.int64)
-        slot = tl.where(own > 0, slot, 0)
-        live = tl.minimum(tl.load(before + own), B - T)
-        if (tl.program_id(0) == 0) & (value_head == 0):
-            tl.store(now + own, live)
     if slot <= 0:
         nothing = tl.zeros([ROWS, 2 * TOKENS], out.dtype.element_ty)
         out_at = out + (first + token) * STRIDES[3] + value_head * V
@@ -120,24 +104,12 @@ def verify_kernel(
     beta = tl.sigmoid(tl.load(beta_at, mask=known, other=0.0).to(tl.float32))
 
     row = tl.arange(0, _RECORD_ROWS)
-    line = own * B + live + token
+    line = request.to(tl.int64) * T + token
     k_at = recorded_k + (line * H + head) * K
     others = tl.program_id(0) + value_head % (HV // H)  # 0 in the one program that records k
     records_k = is_u & (token + others == token)
     w = tl.zeros([ROWS, 2 * TOKENS], tl.float32)
     products = tl.zeros([_RECORD_ROWS, 2 * TOKENS], tl.float32)
-    if rings is not None:  # before the loop: fewest registers
-        old_line, is_live = own * B + row, row < live
-        old_g = tl.load(recorded_g + old_line * HV + value_head, mask=is_live, other=0.0)
-        every = tl.arange(0, K)
-        old_k = recorded_k + ((old_line * H + head) * K)[:, None] + every[None, :]
-        old_k = tl.load(old_k, mask=is_live[:, None], other=0.0)
-        old_u = recorded_u + ((old_line * HV + value_head) * V)[None, :] + v_row[:, None]
-        old_u = tl.load(old_u, mask=is_live[None, :], other=0.0)
-        every_kq = tl.load(kq_at[:, None] + every[None, :], mask=known[:, None], other=0.0)
-        factors = _dot(old_k, tl.trans(every_kq), products, DOT)
-        factors *= tl.exp(_decay_since(old_g, row))[:, None]
-        by_ring = _wide_product(old_u, factors, w, DOT)
     squares = tl.zeros([2 * TOKENS], tl.float32)
     for begin in range(0, K, KEYS):
         k_lane = begin + tl.arange(0, KEYS)
@@ -155,8 +127,6 @@ def verify_kernel(
             keys = tl.load(key_at[:, None] + k_lane[None, :], mask=kept, other=0.0)
         products = _dot(keys, columns, products, DOT)
 
-    if rings is not None:
-        w = w * tl.exp(tl.sum(old_g, 0)) + by_ring
     over_length = tl.rsqrt(squares + _NORM_EPS)
     factor = over_length * tl.where(is_q, SCALE, -beta)
     decay = tl.sum(tl.where(g_token[None, :] <= token[:, None], g[None, :], 0.0), 1)
@@ -174,7 +144,7 @@ def verify_kernel(
     u_at = recorded_u + (line * HV + value_head) * V
     tl.store(u_at[None, :] + v_row[:, None], u_over_length, mask=is_u[None, :])
     if tl.program_id(0) == 0:
-        g_line = own * B + live + g_token
+        g_line = request.to(tl.int64) * T + g_token
         tl.store(recorded_g + g_line * HV + value_head, g, mask=g_token < length)
 
     if WRITES_STATES:
@@ -210,9 +180,6 @@ def commit_kernel(
     recorded_u,
     recorded_k,
     recorded_g,
-    rings,
-    before,
-    now,
     accepted,
     committed,
     num_requests,
@@ -224,60 +191,46 @@ def commit_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     T: tl.constexpr,
-    B: tl.constexpr,
     REQUESTS: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """One program: ROWS rows of the state of one value head and layer, for one request; with rings
-    for several, since most of them only move a cursor.
+    """One program: ROWS rows of the state of one value head and layer, for one request.
 
     `layers` [layers, 4] int64: addresses of the state and of its group's slots, the strides of
-    these and how many a request has. REQUESTS, B: rows of the records. T: most tokens of a window.
+    these and how many a request has. REQUESTS, T: rows of the records.
     """
+    request = tl.program_id(1)
     layer, value_head = tl.program_id(2) // HV, tl.program_id(2) % HV
+    if request >= num_requests:
+        return
+    count = tl.load(committed + request).to(tl.int32)
     row = layers + layer * 4
+    slots = tl.load(row + 1).to(tl.pointer_type(tl.int32)) + request * tl.load(row + 2)
     slots_each = tl.load(row + 3).to(tl.int32)
+    source = _slot(slots, tl.load(accepted + request), slots_each)
+    target = _slot(slots, count, slots_each)
+    if (source <= 0) | (target <= 0):
+        return
     v_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k_lane = tl.arange(0, K)
     in_state = value_head * STATE_STRIDES[1] + v_row[:, None] * STATE_STRIDES[2] + k_lane[None, :]
     state = tl.load(row).to(tl.pointer_type(STATE_ELEMENT))
     state = tl.multiple_of(state, STATE_ALIGNMENT)
+    s = tl.load(state + source * STATE_STRIDES[0] + in_state).to(tl.float32)
+
     token = tl.arange(0, _RECORD_ROWS)
-    lanes = tl.num_programs(1)  # hoisted out of the loop, addresses take a fifth more registers
-    for request in tl.range(tl.program_id(1), num_requests, lanes, disable_licm=True):
-        count = tl.load(committed + request).to(tl.int32)
-        slots = tl.load(row + 1).to(tl.pointer_type(tl.int32)) + request * tl.load(row + 2)
-        source = _slot(slots, tl.load(accepted + request), slots_each)
-        own, live, target = request, count, source
-        if rings is None:
-            target = _slot(slots, count, slots_each)
-        else:
-            own = tl.load(rings + request)
-            live = tl.minimum(tl.load(now + own) + tl.maximum(count, 0), B)
-            writes = (own > 0) & ((live + T > B) | ((count < 0) & (live > 0)))
-            if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
-                tl.store(before + own, tl.where(writes, 0, live), mask=own > 0)
-            source = tl.where(writes, source, 0)
-        if (source > 0) & (target > 0):
-            s = tl.load(state + source * STATE_STRIDES[0] + in_state).to(tl.float32)
-            kept = token < tl.minimum(live, B)
-            line = (layer.to(tl.int64) * REQUESTS + own) * B + token
-            g = tl.load(recorded_g + line * HV + value_head, mask=kept, other=0.0)
-            u_at = recorded_u + (line * HV + value_head) * V
-            u = tl.load(u_at[None, :] + v_row[:, None], mask=kept[None, :], other=0.0)
-            k_at = recorded_k + (line * H + value_head // (HV // H)) * K
-            k = tl.load(k_at[:, None] + k_lane[None, :], mask=kept[:, None], other=0.0)
-            u *= tl.exp(_decay_since(g, token))[None, :]
-            s = _product(u, k, s * tl.exp(tl.sum(g, 0)), PARTS, DOT)
-            tl.store(state + target * STATE_STRIDES[0] + in_state, s.to(STATE_ELEMENT))
-
-
-@triton.jit
-def _decay_since(g, token):
-    """The sum of g over the tokens behind each one."""
-    return tl.sum(tl.where(token[:, None] > token[None, :], g[:, None], 0.0), 0)
+    kept = token < tl.minimum(count, T)
+    line = (layer.to(tl.int64) * REQUESTS + request) * T + token
+    g = tl.load(recorded_g + line * HV + value_head, mask=kept, other=0.0)
+    u_at = recorded_u + (line * HV + value_head) * V
+    u = tl.load(u_at[None, :] + v_row[:, None], mask=kept[None, :], other=0.0)
+    k_at = recorded_k + (line * H + value_head // (HV // H)) * K
+    k = tl.load(k_at[:, None] + k_lane[None, :], mask=kept[:, None], other=0.0)
+    since = tl.sum(tl.where(token[:, None] > token[None, :], g[:, None], 0.0), 0)
+    s = _product(u * tl.exp(since)[None, :], k, s * tl.exp(tl.sum(g, 0)), PARTS, DOT)
+    tl.store(state + target * STATE_STRIDES[0] + in_state, s.to(STATE_ELEMENT))
 
 
 @triton.jit
@@ -294,21 +247,6 @@ def _product(wide, narrow, total, PARTS: tl.constexpr, DOT: tl.constexpr):
         part = wide.to(tl.bfloat16)
         wide -= part.to(tl.float32)
         total = _dot(part, narrow, total, DOT)
-    return total
-
-
-@triton.jit
-def _wide_product(left, right, total, DOT: tl.constexpr):
-    """total + left @ right, both in float32 taken as sums of three bfloat16: the six products of
-    parts that reach 24 bits."""
-    for i in tl.static_range(3):
-        part = left.to(tl.bfloat16)
-        left -= part.to(tl.float32)
-        rest = right
-        for _ in tl.static_range(3 - i):
-            other = rest.to(tl.bfloat16)
-            rest -= other.to(tl.float32)
-            total = _dot(part, other, total, DOT)
     return total
 
 

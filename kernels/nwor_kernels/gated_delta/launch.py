@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nwor_kernels.commit.plan import alignment_of
 from nwor_kernels.gated_delta.kernel import RECORD_ROWS, commit_kernel, verify_kernel
-from nwor_kernels.gated_delta.records import GatedNorm, Rings, WindowInputs, WindowRecords
+from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs, WindowRecords
 from nwor_kernels.launch import Launch, Launches
 
 STATE_PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
@@ -70,7 +70,6 @@ def verify_window_triton(
     scale: float,
     norm: GatedNorm | None = None,
     write_states: bool = False,
-    rings: Rings | None = None,
 ) -> None:
     """`verify_window_reference` in one launch; never waits, safe in a CUDA graph.
 
@@ -79,8 +78,7 @@ def verify_window_triton(
     """
     state, state_indices = inputs.state, inputs.state_indices
     value_heads, value_dim, key_dim = state.shape[1:]
-    key_heads, room = records.k.shape[2], records.u.shape[1]
-    window = rings.window if rings else room
+    key_heads, window = records.k.shape[2], records.u.shape[1]
     rows = value_dim if norm else min(value_dim, 64)
     tokens = 8 if window <= 8 else 16
     gate, weight = (norm.gate, norm.weight) if norm else (None, None)
@@ -96,49 +94,34 @@ def verify_window_triton(
         "K": key_dim,
         "V": value_dim,
         "T": window,
-        "B": room,
         "COLUMNS": state_indices.shape[1],
         "TOKENS": tokens,
         "ROWS": rows,
-        "KEYS": min(key_dim, _keys_at_once(state.dtype, 2 * tokens * rows, rings)),
+        "KEYS": min(key_dim, _keys_at_once(state.dtype, 2 * tokens * rows)),
         "PARTS": STATE_PARTS[state.dtype],
         "DOT": _dot_precision(inputs.mixed),
         "WRITES_STATES": write_states,
     }
     grid = (value_dim // rows, value_heads, state_indices.shape[0])
-    options = {"num_warps": 4, "num_stages": 3}
-    if rings is not None and state.dtype is torch.float32:
-        options["maxnreg"] = RING_REGISTERS
-    arguments = (*inputs, out, *records, gate, weight, *_pointers(rings))
-    _verify_launches(grid, arguments, constants, **options)
+    _verify_launches(
+        grid,
+        (*inputs, out, *records, gate, weight),
+        constants,
+        num_warps=4,
+        num_stages=3,
+    )
 
 
-RING_REGISTERS = 168
-"""Registers a thread of the verify with rings and float32 states: three programs run at a time, as
-without rings. It takes 1.06 times as long instead of 1.23 (H100, 32 requests of Qwen3.5-27B)."""
-
-
-def _keys_at_once(dtype: torch.dtype, accumulated: int, rings: Rings | None) -> int:
+def _keys_at_once(dtype: torch.dtype, accumulated: int) -> int:
     """Columns of a state that a step of the verify's loop reads: the fastest on an H200. A float32
-    state is split in registers, of which `accumulated` numbers of a program leave fewer, and so
-    does a ring's product."""
-    few = dtype is torch.float32 or rings is not None
-    return 32 if few and accumulated > 1024 else 64
-
-
-def _pointers(rings: Rings | None) -> tuple[Tensor | None, ...]:
-    return (None,) * 3 if rings is None else (rings.of_row, rings.before, rings.now)
-
-
-COMMIT_LANES = 4
-"""Programs among which the requests of a commit with rings are divided: about every fifth ring is
-full, and a program of its own for each of the others would take longer than they do."""
+    state is split in registers, of which `accumulated` numbers of a program leave fewer."""
+    return 32 if dtype is torch.float32 and accumulated > 1024 else 64
 
 
 class StateCommit:
     """`commit_states_reference` in one launch for all layers.
 
-    It holds addresses: keep states, slots, records and rings alive and in place while it is used.
+    It holds addresses: keep states, slots and records alive and in place while it is used.
     Building it waits for a copy to the device, so build it outside any graph capture.
 
     Args:
@@ -147,7 +130,6 @@ class StateCommit:
         groups: each layer's entry of `state_indices`: its KV-cache group.
         state_indices: one tensor a group, [>= requests, >= T] int32, the last axis contiguous.
         records: of all layers, as `verify_window_triton` wrote them.
-        rings: the rows' rings, if the verify had them.
 
     Raises:
         ValueError: layers that one launch cannot serve.
@@ -159,7 +141,6 @@ class StateCommit:
         groups: Sequence[int],
         state_indices: Sequence[Tensor],
         records: WindowRecords,
-        rings: Rings | None = None,
     ):
         layouts = {(s.dtype, s.device, s.stride(), s.shape[1:]) for s in states}
         if len(layouts) != 1 or states[0].stride(3) != 1:
@@ -177,7 +158,7 @@ class StateCommit:
                 raise ValueError(
                     f"state_indices must be int32 rows, got {table.dtype}, strides {table.stride()}"
                 )
-        self._kept = (states, state_indices, records, rings)
+        self._kept = (states, state_indices, records)
         tables = [(t.data_ptr(), t.stride(0), t.shape[1]) for t in state_indices]
         rows = [(s.data_ptr(), *tables[group]) for s, group in zip(states, groups, strict=True)]
         self._layers = torch.tensor(rows, dtype=torch.int64, device=states[0].device)
@@ -188,7 +169,7 @@ class StateCommit:
 
         Args:
             accepted: [>= requests] int32 on the device, as the window's verify had it.
-            committed: [requests] int32 on the device; with rings -1 as in the reference.
+            committed: [requests] int32 on the device.
         """
         requests = len(committed)
         launch = self._launches.get(requests)
@@ -197,7 +178,7 @@ class StateCommit:
         launch(accepted, committed, requests)
 
     def _bind(self, requests: int) -> Callable[..., None]:
-        states, _, records, rings = self._kept
+        states, _, records = self._kept
         state = states[0]
         value_heads, value_dim, key_dim = state.shape[1:]
         rows = min(value_dim, 64 if state.dtype is torch.float32 else 32)
@@ -209,17 +190,15 @@ class StateCommit:
             "HV": value_heads,
             "K": key_dim,
             "V": value_dim,
-            "T": rings.window if rings else records.u.shape[2],
-            "B": records.u.shape[2],
+            "T": records.u.shape[2],
             "REQUESTS": records.u.shape[1],
             "ROWS": rows,
             "PARTS": UPDATE_PARTS,
             "DOT": _dot_precision(records.k),
         }
-        lanes = min(COMMIT_LANES, requests) if rings else requests
-        grid = (value_dim // rows, lanes, len(states) * value_heads)
+        grid = (value_dim // rows, requests, len(states) * value_heads)
         launch = Launch(commit_kernel, grid, constants, num_warps=4, num_stages=1)
-        return partial(launch, self._layers, *records, *_pointers(rings))
+        return partial(launch, self._layers, *records)
 
 
 def _dot_precision(vectors: Tensor) -> str:

@@ -11,9 +11,6 @@ equation 10), and writes S_t to the slot of each token. Here a window keeps (u, 
 the state after n of its tokens is, with c = cumsum(g),
 
     S_n = e^c_n S_0 + sum_(i <= n) e^(c_n - c_i) u_i k_i'
-
-With rings (`records.Rings`) S_0 of a window is the state behind its ring's live rows, by the same
-sum.
 """
 
 from collections.abc import Sequence
@@ -22,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nwor_kernels.gated_delta.records import GatedNorm, Rings, WindowInputs, WindowRecords
+from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs, WindowRecords
 
 NORM_EPS = 1e-6
 """Added to the squared length of k and q, as vLLM's kernels do."""
@@ -36,7 +33,6 @@ def verify_window_reference(
     scale: float,
     norm: GatedNorm | None = None,
     write_states: bool = False,
-    rings: Rings | None = None,
 ) -> None:
     """Outputs and records of one layer's window, from the committed states; no state is written.
 
@@ -49,11 +45,10 @@ def verify_window_reference(
         records: of this layer (`WindowRecords.layer`), at least as many rows as requests.
         scale: factor of q, K ** -0.5 in vLLM.
         norm: also apply vLLM's gated RMS norm, to the outputs rounded to `out`'s dtype.
-        write_states: write the state after token t to column t, as vLLM does; without rings.
-        rings: the rows' rings; None: row i has row i of the records, from its start.
+        write_states: write the state after token t to column t, as vLLM does.
     """
     mixed, a, b, log_decay, dt_bias, state, state_indices, accepted, query_start_loc = inputs
-    key_dim, window = state.shape[3], rings.window if rings else records.u.shape[1]
+    key_dim, window = state.shape[3], records.u.shape[1]
     value_heads, value_dim = state.shape[1:3]
     key_heads = records.k.shape[2]
     q, k, v = torch.split(mixed, [key_heads * key_dim] * 2 + [value_heads * value_dim], dim=-1)
@@ -65,18 +60,11 @@ def verify_window_reference(
     first = query_start_loc[:requests].long()
     length = query_start_loc[1 : requests + 1].long() - first
     slot = _slots(state_indices, accepted[:requests])
-    own, live = torch.arange(requests, device=slot.device), torch.zeros_like(slot)
-    if rings is not None:
-        own = rings.of_row[:requests].long()
-        live, slot = rings.before[own].long(), slot.where(own > 0, 0)
-        rings.now[own[length > 0]] = rings.before[own[length > 0]]
     for token in range(window):
         no_state = ((slot <= 0) & (length > token)).nonzero()[:, 0]
         out[first[no_state] + token] = 0
     rows = ((slot > 0) & (length > 0)).nonzero()[:, 0]
     current = state[slot[rows]].float()
-    if rings is not None:
-        current = behind_records(current, records, own[rows], live[rows])
     for token in range(window):
         still = length[rows] > token
         rows, current = rows[still], current[still]
@@ -88,11 +76,12 @@ def verify_window_reference(
         current = current + u[..., :, None] * k_t[..., None, :]
         output = torch.einsum("rhvk,rhk->rhv", current, q_t * scale).to(out.dtype)
         out[at] = output if norm is None else gated_norm(output, norm, at)
-        to = own[rows], live[rows] + token
-        records.u[to], records.k[to], records.g[to] = u / key_norm, k[at], g[at]
+        records.u[rows, token] = u / key_norm
+        records.k[rows, token] = k[at]
+        records.g[rows, token] = g[at]
         if write_states:
-            slots = state_indices[rows, token].long()
-            state[slots[slots > 0]] = current[slots > 0].to(state.dtype)
+            to = state_indices[rows, token].long()
+            state[to[to > 0]] = current[to > 0].to(state.dtype)
 
 
 def commit_states_reference(
@@ -102,12 +91,10 @@ def commit_states_reference(
     accepted: Tensor,
     committed: Tensor,
     records: WindowRecords,
-    rings: Rings | None = None,
 ) -> None:
     """Write every layer's state after the committed tokens of each row, one state a row.
 
-    Nothing is written for a row that commits no token, or of which a slot is null (<= 0). With
-    rings only states of full ones are written, and cursors move on.
+    Nothing is written for a row that commits no token, or of which a slot is null (<= 0).
 
     Args:
         states: one tensor a layer, [slots, HV, V, K], any strides.
@@ -116,44 +103,24 @@ def commit_states_reference(
         accepted: [>= requests] int32: the state is read from column accepted - 1, as the window's
             outputs were.
         committed: [requests] int32, accepted drafts and the bonus token, at most the row's tokens;
-            the state is written to column committed - 1. Rounded once, to the states' dtype. With
-            rings -1 adds no token, and writes the state if the ring is not empty.
+            the state is written to column committed - 1. Rounded once, to the states' dtype.
         records: of all layers.
-        rings: the rows' rings; None: row i has row i of the records, from its start.
     """
     requests = len(committed)
-    own, live, full = torch.arange(requests, device=committed.device), committed.long(), None
-    if rings is not None:
-        own = rings.of_row[:requests].long()
-        live = rings.now[own].long() + committed.clamp(min=0)
-        full = (live + rings.window > records.u.shape[2]) | ((committed < 0) & (live > 0))
-        full &= own > 0
-        rings.before[own[own > 0]] = live.where(~full, 0)[own > 0].int()
     for layer, (state, group) in enumerate(zip(states, groups, strict=True)):
+        u, k, g = records.layer(layer)
         table = state_indices[group][:requests]
-        source = _slots(table, accepted[:requests])
-        target = _slots(table, committed) if full is None else source.where(full, 0)
+        source, target = _slots(table, accepted[:requests]), _slots(table, committed)
         rows = ((source > 0) & (target > 0)).nonzero()[:, 0]
-        current = behind_records(state[source[rows]], records.layer(layer), own[rows], live[rows])
+        current = state[source[rows]].float()
+        repeats = u.shape[2] // k.shape[2]
+        for token in range(u.shape[1]):
+            kept = committed[rows] > token
+            these = rows[kept]
+            key = k[these, token].float().repeat_interleave(repeats, dim=1)
+            current[kept] *= g[these, token].exp()[..., None, None]
+            current[kept] += u[these, token][..., :, None] * key[..., None, :]
         state[target[rows]] = current.to(state.dtype)
-
-
-def behind_records(state: Tensor, records: WindowRecords, own: Tensor, live: Tensor) -> Tensor:
-    """States [rows, HV, V, K] in float32 after the first `live` records of rows `own`, one layer's.
-
-    Args:
-        state: [rows, HV, V, K], before them.
-        own, live: [rows] int64.
-    """
-    current, (u, k, g) = state.float(), records
-    repeats = u.shape[2] // k.shape[2]
-    for token in range(u.shape[1]):
-        kept = live > token
-        key = k[own, token].float().repeat_interleave(repeats, dim=1)
-        after = current * g[own, token].exp()[..., None, None]
-        after = after + u[own, token][..., :, None] * key[..., None, :]
-        current = after.where(kept[:, None, None, None], current)
-    return current
 
 
 def _slots(table: Tensor, count: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nwor_bench.errors import ConfigError
-from nwor_bench.instruments.device import FreeMemory, free_memory
+from nwor_bench.instruments.device import FreeMemory, free_memory, uses_gpu
 from nwor_bench.models.config_json import most_cached_elements
 from nwor_bench.models.config_reader import (
     AUTO,
@@ -20,7 +20,7 @@ from nwor_bench.models.config_reader import (
 from nwor_bench.models.methods import Method, mtp_layers
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
-from nwor_bench.models.recurrent import recurrent_kinds, recurrent_layers
+from nwor_bench.models.recurrent import RecurrentLayers, recurrent_kinds, recurrent_layers
 from nwor_bench.records.cell import AA, Arm
 from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.workload.config import RunSpec
@@ -71,10 +71,16 @@ def _loaded(pair: ResolvedPair, spec: RunSpec) -> ResolvedPair:
     return pair if spec.scenario.draft_tokens else replace(pair, draft=None, method=Method.NGRAM)
 
 
+def _hybrid(pair: ResolvedPair) -> tuple[dict[str, Any], RecurrentLayers | None]:
+    """The target's config and recurrent layers; vLLM's CPU build may keep states in float32."""
+    config = read_model_config(pair.target) or {}
+    wide = {"mamba_ssm_dtype": "float32"} if not uses_gpu() else {}
+    return config, recurrent_layers({**text_entries(config), **wide})
+
+
 def _cache_block(pair: ResolvedPair, spec: RunSpec) -> int:
     """Tokens of a cache block; a hybrid's is as large as the slot of a state."""
-    config = read_model_config(pair.target) or {}
-    layers = recurrent_layers(config)
+    config, layers = _hybrid(pair)
     if layers is None:
         return int(spec.engine_args.get("block_size") or 128)
     row = most_cached_elements(_reader(config)) * cache_element_bytes(pair, spec)
@@ -88,8 +94,7 @@ def _state_bytes(pair: ResolvedPair, spec: RunSpec) -> int:
 
     vLLM fills up groups of recurrent layers to the number of the layers with K/V.
     """
-    config = read_model_config(pair.target) or {}
-    layers = recurrent_layers(config)
+    config, layers = _hybrid(pair)
     if layers is None:
         return 0
     attending = max(1, _attending_layers(_reader(config)) + _own_layers(pair))

@@ -311,18 +311,23 @@ def test_without_a_driver_the_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     assert device.free_memory().where == "host"
 
 
-def test_a_hybrids_recurrent_states_have_room_beside_its_kv(tmp_path: Path) -> None:
-    """Without it 7 of 8 requests ran at once on an H100, and the eighth waited for their blocks."""
+@pytest.mark.parametrize("state_bytes", [2, 4])
+def test_a_hybrids_recurrent_states_have_room_beside_its_kv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_bytes: int
+) -> None:
+    """Without it 7 of 8 requests ran at once on an H100, and the eighth waited for their blocks; on
+    a CPU 2 of 4, as its states are float32."""
+    monkeypatch.setattr(memory, "uses_gpu", lambda: state_bytes == 2)
     pair = resolve_pair("qwen3-next-mtp-shape", cache_dir=tmp_path)
     spec = spec_with(max_model_len=1024)
     # 36 layers, in three groups as large as the 13 with K/V (one drafts), x (4 + 1 tokens) x
-    # (32 heads x 128 x 128 states of 2 bytes, and 3 + 4 inputs of 8,192 channels x 2 bytes)
-    slot = 32 * 128 * 128 * 2 + 7 * 8192 * 2
+    # (32 heads x 128 x 128 states of so many bytes, and 3 + 4 inputs of 8,192 channels x 2 bytes)
+    slot = 32 * 128 * 128 * state_bytes + 7 * 8192 * 2
     states = 39 * 5 * slot
     row = 2 * 2 * 256 * 2  # K/V of one token in one layer; a block of it is as large as a slot
-    block = 640
+    block = {2: 640, 4: 1152}[state_bytes]
     assert (block - 128) * row < slot <= block * row
-    per_request = 13 * row * 2 * block + states
+    per_request = 13 * row * -(-1024 // block) * block + states
     assert kv_cache_bytes(pair, spec) == int(per_request * 8 * HEADROOM) + 13 * row * block
     single = replace(spec, engine_args={"additional_config": {"nwor_state_slots": 1}})
     per_request -= states * 4 / 5

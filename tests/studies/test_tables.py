@@ -108,7 +108,17 @@ def test_all_rows_are_those_of_the_studies_and_the_readmes_are_some_of_them() ->
     assert [verdicts[row] for row in few] == ["FASTER", "FASTER", "AMBIGUOUS", "SLOWER"]
 
 
-def test_the_readmes_times_in_a_server_are_those_of_the_study() -> None:
+def test_the_readmes_servers_and_compiled_window_are_those_of_the_studies() -> None:
+    servers = tables.values(STUDIES / "live-serving" / "README.md")
+    ratio, low, high = re.findall(
+        r"[\d.]+", tables.values(STUDIES / "versions" / "README.md")["compiled_step"]
+    )
+    readme = words_of("README.md")
+    assert f"[{float(ratio):.3f} [{float(low):.3f}, {float(high):.3f}]](sweeps/studies/ver" in readme
+    assert f"{servers['server_hybrid']} and {servers['server_3b']} of stock's" in readme
+
+
+def test_the_results_times_in_a_server_are_those_of_the_study() -> None:
     """Medians over blocks of the time per token over stock's, with their intervals."""
     blocks = pd.read_csv(STUDIES / "live-serving" / "paired.csv")
     blocks = blocks[blocks.kind == "time per token"]
@@ -119,9 +129,8 @@ def test_the_readmes_times_in_a_server_are_those_of_the_study() -> None:
             names = ("median", "median_low", "median_high")
             middle, low, high = (tables.AGGREGATES[name](list(own)) for name in names)
             told[mode, rate] = f"{middle:.2f} [{low:.2f}, {high:.2f}]"
-    readme, results = words_of("README.md"), words_of("docs/results-h200.md")
+    results = words_of("docs/results-h200.md")
     half, full = sorted({rate for _, rate in told})
-    assert f"time per token is {told['stage', half]} of stock's." in readme
     assert f"time per token {told['stage', half]} of stock's at half load and " in results
     assert f"{told['stage', full]} near capacity; interleaved " in results
     assert f"{told['interleave', half]} and {told['interleave', full]}" in results

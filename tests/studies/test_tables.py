@@ -114,7 +114,8 @@ def test_the_readmes_servers_and_compiled_window_are_those_of_the_studies() -> N
         r"[\d.]+", tables.values(STUDIES / "versions" / "README.md")["compiled_step"]
     )
     readme = words_of("README.md")
-    assert f"[{float(ratio):.3f} [{float(low):.3f}, {float(high):.3f}]](sweeps/studies/ver" in readme
+    window = f"{float(ratio):.3f} [{float(low):.3f}, {float(high):.3f}]"
+    assert f"[{window}](sweeps/studies/versions/" in readme
     assert f"{servers['server_hybrid']} and {servers['server_3b']} of stock's" in readme
 
 

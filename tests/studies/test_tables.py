@@ -119,6 +119,14 @@ def test_the_readmes_servers_and_compiled_window_are_those_of_the_studies() -> N
     assert f"{servers['server_hybrid']} and {servers['server_3b']} of stock's" in readme
 
 
+def test_the_readmes_speculation_is_the_studys() -> None:
+    known, readme = tables.values(STUDIES / "methods" / "README.md"), words_of("README.md")
+    assert f"takes {known['tax']} times plain decoding's time at 64 requests" in readme
+    assert f"up to {known['worst']} times as long" in readme
+    assert f"FlashAttention 3 {known['fa3'].split()[-1]}." in readme
+    assert known["four"] < known["best"]
+
+
 def test_the_results_times_in_a_server_are_those_of_the_study() -> None:
     """Medians over blocks of the time per token over stock's, with their intervals."""
     blocks = pd.read_csv(STUDIES / "live-serving" / "paired.csv")

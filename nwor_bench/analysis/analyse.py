@@ -17,7 +17,8 @@ from nwor_bench.analysis.cell_data import CellData, gather_cells
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.dram import CellBytes, cell_bytes
 from nwor_bench.analysis.effects import PairEffect, Split, effects_over_off, pair_effects, splits
-from nwor_bench.analysis.findings import Finding, find_all
+from nwor_bench.analysis.findings.finding import Evidence, Finding
+from nwor_bench.analysis.findings.table import find_all
 from nwor_bench.analysis.invariants import Violation, find_violations
 from nwor_bench.analysis.paired import by_block
 from nwor_bench.analysis.verdicts import OPEN, with_verdicts
@@ -57,7 +58,7 @@ class Analysis:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """Reasons to trust the numbers less, the severest first."""
-        return tuple(find_all(self.run, self.cells, effects_over_off(self.effects)))
+        return tuple(find_all(Evidence(self.run, self.cells, effects_over_off(self.effects))))
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:

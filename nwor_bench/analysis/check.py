@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
-from nwor_bench.analysis.findings import FindingKind
+from nwor_bench.analysis.findings.finding import FindingKind
 from nwor_bench.analysis.parity.tokens import EXACT, EXPLAINED, INVALID, TIES_EVENT
 from nwor_bench.analysis.worth import batch_size
 from nwor_bench.models.methods import PROMPT_LOOKUP

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from nwor_bench.analysis.cell_data import OFF_BY_CHOICE
-from nwor_bench.analysis.findings import nothing_timed
+from nwor_bench.analysis.findings.sample import nothing_timed
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, LOSSY, REFERENCE
 from nwor_bench.analysis.throughput import ACCEPTANCE, TIME
 from nwor_bench.errors import ExitCode

@@ -6,7 +6,9 @@ from math import ceil
 
 from nwor_bench.analysis.analyse import Analysis, acceptance_changes
 from nwor_bench.analysis.effects import WINDOWS, WORK_MS
-from nwor_bench.analysis.findings import Severity, grouped, nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings.finding import Severity
+from nwor_bench.analysis.findings.sample import nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings.table import grouped
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, LOSSY

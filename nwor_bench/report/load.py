@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 import pandas as pd
 
 from nwor_bench.analysis.analyse import PERCENTILES, Analysis, analyse, request_percentiles
-from nwor_bench.analysis.findings import Finding, grouped
+from nwor_bench.analysis.findings.finding import Finding
+from nwor_bench.analysis.findings.table import grouped
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.files import RUN_FILE, write_atomically
 from nwor_bench.records.header import RunHeader

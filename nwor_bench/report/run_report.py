@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.check import check_of
 from nwor_bench.analysis.effects import WINDOWS
-from nwor_bench.analysis.findings import Severity, grouped
+from nwor_bench.analysis.findings.finding import Severity
+from nwor_bench.analysis.findings.table import grouped
 from nwor_bench.analysis.measured_worth import measured_worth
 from nwor_bench.analysis.parity.tokens import REFERENCE
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN

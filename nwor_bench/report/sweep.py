@@ -8,7 +8,8 @@ from typing import Any
 
 from nwor_bench.analysis.analyse import Analysis
 from nwor_bench.analysis.check import Check, check_of
-from nwor_bench.analysis.findings import Finding, Severity, grouped
+from nwor_bench.analysis.findings.finding import Finding, Severity
+from nwor_bench.analysis.findings.table import grouped
 from nwor_bench.analysis.measured_worth import MeasuredWorth, measured_worth
 from nwor_bench.records.files import DONE, LEFT_OUT
 from nwor_bench.records.store import RunData

@@ -21,16 +21,9 @@ from synthetic_run import (
     with_parts,
 )
 
-from nwor_bench.analysis.findings import (
-    ON_CPU,
-    ROWS,
-    Finding,
-    FindingKind,
-    Severity,
-    grouped,
-    nothing_timed,
-    sufficient_budget,
-)
+from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
+from nwor_bench.analysis.findings.sample import ON_CPU, nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings.table import ROWS, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, RunStatus
 from nwor_bench.run.budget import WARMUP_SHARE
@@ -475,6 +468,10 @@ def test_cells_of_one_cause_share_a_line() -> None:
     assert group.line.startswith("Too uncertain: ")
     (group,) = grouped([replace(finding, remedy=ON_CPU) for finding in three[:2]])
     assert group.line == "Too uncertain (2 cells): nothing to do"
+
+
+def test_rows_of_all_subjects_stand_in_the_order_of_kinds() -> None:
+    assert [row.kind for row in ROWS] == list(FindingKind)
 
 
 @pytest.mark.parametrize("kind", FindingKind)

@@ -7,7 +7,8 @@ from report_runs import faster
 from rich.console import Console
 from synthetic_run import analysed, change_batches, make_run, summarised, with_header
 
-from nwor_bench.analysis.findings import Severity, grouped
+from nwor_bench.analysis.findings.finding import Severity
+from nwor_bench.analysis.findings.table import grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import CellResult
 from nwor_bench.report.cells import cell_section, first_table

@@ -9,7 +9,7 @@ from synthetic_run import make_run, with_parts
 from toy_run import Runner, blocks_of, of_phase
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.findings import ENOUGH_BLOCKS, nothing_timed, sufficient_budget
+from nwor_bench.analysis.findings.sample import ENOUGH_BLOCKS, nothing_timed, sufficient_budget
 from nwor_bench.records.store import RunData, read_run
 from nwor_bench.records.types import Phase
 from nwor_bench.run import budget

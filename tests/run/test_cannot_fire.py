@@ -8,7 +8,7 @@ from synthetic_run import analysed
 from toy_run import Runner, of_phase
 
 from nwor_bench.analysis.analyse import analyse
-from nwor_bench.analysis.findings import FindingKind
+from nwor_bench.analysis.findings.finding import FindingKind
 from nwor_bench.records.types import NworMode, ScvMode, Verdict
 from nwor_bench.run.budget import half_widths
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nwor_bench.analysis.findings import ENOUGH_BLOCKS
+from nwor_bench.analysis.findings.sample import ENOUGH_BLOCKS
 from nwor_bench.records.types import Interleave
 from nwor_bench.run.budget import WARMUP_SHARE
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, RunSpec

@@ -1,0 +1,1 @@
+"""Findings: weaknesses of a run's numbers, each with what to do about it, by subject. Pure."""

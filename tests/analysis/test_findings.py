@@ -21,9 +21,14 @@ from synthetic_run import (
     with_parts,
 )
 
-from nwor_bench.analysis.findings.finding import Finding, FindingKind, Severity
-from nwor_bench.analysis.findings.sample import ON_CPU, nothing_timed, sufficient_budget
-from nwor_bench.analysis.findings.table import ROWS, grouped
+from nwor_bench.analysis.findings.finding import Evidence, Finding, FindingKind, Severity
+from nwor_bench.analysis.findings.sample import (
+    OF_DRAFTS,
+    ON_CPU,
+    nothing_timed,
+    sufficient_budget,
+)
+from nwor_bench.analysis.findings.table import ROWS, find_all, grouped
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import BatchRecord, Phase, RunStatus
 from nwor_bench.run.budget import WARMUP_SHARE
@@ -295,6 +300,15 @@ def test_kv_that_another_kernel_wrote_are_a_finding(reason: str, elsewhere: bool
     found = found_in(run, K.ELSEWHERE)
     assert bool(found) is elsewhere
     assert all(reason in each.message for each in found)
+
+
+def test_draft_counts_need_a_longer_budget_on_a_cpu_too() -> None:
+    """`worth` has no --batches, and its times are no statement on NWOR."""
+    made = analysed(make_run(blocks=2, aa=True))
+    counts = with_header(made.run, "spec", draft_counts=[0, 4])
+    cells = [replace(cell, nwor_mode="off") for cell in made.cells]
+    found = [f for f in find_all(Evidence(counts, cells, {})) if f.kind is K.AMBIGUOUS]
+    assert {f.remedy for f in found} == {OF_DRAFTS}
 
 
 def test_ambiguous_cells_are_named_with_what_they_could_have_seen() -> None:

@@ -18,6 +18,8 @@ ENOUGH_BLOCKS = 10
 """With fewer, intervals are wide."""
 
 ON_CPU = "Nothing to do. Times on a CPU do not apply to NWOR on a GPU."
+OF_DRAFTS = "Write a longer --time-budget. Four times as many blocks halve the interval."
+"""Remedies: NWOR on a CPU; draft counts, which are no statement on NWOR and have no --batches."""
 
 SHARES = 1.3
 """A budget over the time that it must leave: a fifth may go to warm-up."""
@@ -100,7 +102,9 @@ def _ambiguous(evidence: Evidence) -> Cases:
             effect = cell.smallest_effect
             least = "" if effect is None else f" Smallest visible effect: {100 * effect:.1f} %."
             remedy = None
-            if evidence.engine.device == "cpu":
+            if evidence.run.header.spec.draft_counts is not None and cell.nwor_mode == "off":
+                remedy = OF_DRAFTS
+            elif evidence.engine.device == "cpu":
                 remedy = ON_CPU
             elif cell.groups is not None and cell.interleaved != WINDOWS:
                 # Interleaved cells run whole batches in a few blocks, however many there are.

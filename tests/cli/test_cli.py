@@ -159,7 +159,7 @@ def test_only_cells_that_acted_are_counted_and_the_others_named(
     assert "OUTPUT IDENTICAL: Checked cells (1 of 5) gave off x off's tokens" in said
     others = "off x graph, off x adaptive, stage x graph and stage x adaptive"
     assert f"unchecked {others}: it cannot run without CUDA" in said
-    assert said.count(" no check ") == 4
+    assert " no check " not in said  # their rows are in the report
 
 
 def test_ctrl_c_on_a_cpu_prints_no_tokens_per_second(command_line: Run, engine: FakeEngine) -> None:

@@ -236,7 +236,8 @@ def _worth_document(
     sections.append(Section("Runs", (replace(folders, links=_links(runs)),)))
     weakened = Section("What weakens it", tuple(_weakened(runs)), brief=True)
     sections += [weakened] if weakened.blocks else []
-    return Document(f"nwor-bench worth: {name}", tuple(lead), tuple(sections))
+    title = "nwor-bench worth" + ("" if name == "worth" else f": {name}")  # the command's own name
+    return Document(title, tuple(lead), tuple(sections))
 
 
 def _extremes(runs: Sequence[SweptRun]) -> str:

@@ -219,7 +219,10 @@ def worth_sentence(worth: Worth) -> Answer:
         return Answer(str(Verdict.NOT_MEASURED), text, facts=longer)
     paying = [r for r in fixed if r.ratio is not None and worth.best[r.requests] == r.count]
     if paying:
-        where = f"at {sizes_of(worth, [paying[0].requests])} with {label_of_count(paying[0].count)}"
+        size = paying[0].requests
+        other, _, verdict = worth.next_best.get(size, (0, None, Verdict.FASTER))
+        or_next = f" or {label_of_count(other)}" if other and verdict != Verdict.FASTER else ""
+        where = f"at {sizes_of(worth, [size])} with {label_of_count(paying[0].count)}{or_next}"
         text = f"{_times(paying[0])} {where}."
         left = worth.unmeasured and (("unmeasured", f"at {sizes_of(worth, worth.unmeasured)}"),)
         return Answer(str(Verdict.FASTER), text, facts=left or ())

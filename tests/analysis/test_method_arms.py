@@ -70,7 +70,12 @@ def test_a_method_that_is_two_percent_slower_is_found() -> None:
 
 def test_two_methods_within_their_noise_are_not_told_apart() -> None:
     worth = worth_of([Measured(run_of(noise=0.05), ())])
-    assert worth.next_best[3][2] == Verdict.AMBIGUOUS
+    other, _, verdict = worth.next_best[3]
+    assert verdict == Verdict.AMBIGUOUS
+    said = worth_sentence(worth).sentence
+    assert f" with {worth.best[3]} or {other}." in said
+    sure = worth_of([Measured(run_of(), ())])
+    assert f" with {sure.best[3]}." in worth_sentence(sure).sentence
 
 
 def test_a_loaded_method_that_drafts_nothing_is_a_row() -> None:

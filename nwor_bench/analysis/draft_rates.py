@@ -124,6 +124,11 @@ class Worth:
     """The best of the other methods at each batch size; empty if the run has one method."""
 
     @property
+    def ratios(self) -> dict[tuple[int, Count], Interval | None]:
+        """Tokens per second over k = 0, by batch size and draft count."""
+        return {(rate.requests, rate.count): rate.ratio for rate in self.rates}
+
+    @property
     def unmeasured(self) -> list[int]:
         """Batch sizes at which no draft count has a ratio."""
         return sorted({rate.requests for rate in self.rates} - self.best.keys())
@@ -250,8 +255,10 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Wo
             best_staged[size.requests] = _best([replace(size, times=times)], counts)
     least = {size.requests: size.least for size in sizes if size.least < size.requests}
     fixed = _best(measured, counts) if set(best) & {size.requests for size in measured} else None
-    worth = Worth(tuple(rates), best, texts, noise, least, best_staged, best_fixed=fixed)
-    return replace(worth, next_best=next_best)
+    return Worth(
+        tuple(rates), best, texts, noise, least, best_staged,
+        best_fixed=fixed, next_best=next_best,
+    )  # fmt: skip
 
 
 _NONE = Interval(0.0, 0.0, 0.0, count=0, p_value=1.0, error=0.0, degrees=1)

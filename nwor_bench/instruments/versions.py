@@ -40,7 +40,7 @@ def require_supported_vllm() -> str:
     vllm = vllm_version()
     if vllm is None:
         raise UnsupportedVllmError.at("vLLM", "is not installed; run `make venv`", joint=" ")
-    if _release(vllm) < _release(TRIED[0]):
+    if release(vllm) < release(TRIED[0]):
         raise UnsupportedVllmError.at(
             "vLLM",
             f"{vllm} is installed, nwor-bench supports vLLM {supported()}; {REMEDY}",
@@ -61,7 +61,7 @@ def untried_version() -> str | None:
     )
 
 
-def _release(number: str) -> tuple[int, ...]:
+def release(number: str) -> tuple[int, ...]:
     """(0, 33, 0) of "0.33.0rc1+cu130"; () if it starts with no number."""
     numbers = re.match(r"\d+(?:\.\d+)*", number)
     return tuple(map(int, numbers.group().split("."))) if numbers else ()

@@ -20,8 +20,7 @@ def context_table(worths: Worths) -> Table:
     rows = []
     for name, measured in worths.items():
         worth = measured.worth
-        ratios = {(rate.requests, rate.count): rate.ratio for rate in worth.rates}
-        told = {}
+        ratios, told = worth.ratios, {}
         for size, best in worth.best.items():
             ratio = ratios.get((size, best))
             told[size] = f"{ratio.value:.2f}, {label_of_count(best)}" if ratio else NO_DRAFTS

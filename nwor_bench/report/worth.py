@@ -127,8 +127,7 @@ def _best_table(worth: Worth) -> Iterator[Table]:
 
 def _best_methods(worth: Worth) -> Table:
     """The method and draft count to use at each batch size, and the best of the others."""
-    ratios = {(rate.requests, rate.count): rate.ratio for rate in worth.rates}
-    rows = []
+    ratios, rows = worth.ratios, []
     for size, best in _shown(worth):
         gives = interval(ratios[size, best], 2) if best else "1"
         rows.append([worth.sizes(size), str(best or PLAIN), gives])

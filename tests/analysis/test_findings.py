@@ -255,6 +255,7 @@ def test_what_is_no_fault_is_no_finding() -> None:
         (outputs(20, 20, 20), K.SHORT_OUTPUTS),  # the batch was cut
         (of_eagle(asked=False), K.PREFIX_BLOCK),
         (of_eagle("0.33.0"), K.PREFIX_BLOCK),
+        (of_eagle("0.100.0"), K.PREFIX_BLOCK),
         (of_eagle(disable_eagle_block_drop=True), K.PREFIX_BLOCK),
         (with_header(of_eagle(), "pair", method="draft_model"), K.PREFIX_BLOCK),
     ],

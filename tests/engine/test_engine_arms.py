@@ -103,7 +103,7 @@ def test_an_engine_that_says_other_tokens_is_invalid_and_the_others_are_not(
 
 
 class WrongDrafter(FakeEngine):
-    """Its drafts are never accepted."""
+    """Drafts of the other drafter are never accepted."""
 
     def _windows(self, asked: Tokens) -> list[WindowRecord]:
         none = {"accepted_tokens": 0, "accepted_per_position": (0,) * DRAFTS}

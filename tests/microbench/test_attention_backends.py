@@ -68,7 +68,7 @@ def causal_mask(rows: int, tokens: int) -> Tensor:
 @in_the_interpreter
 @pytest.mark.parametrize(("requests", "kv_heads"), [(3, 2), (20, 8)])
 def test_vllms_triton_backend(requests: int, kv_heads: int, monkeypatch) -> None:
-    """Of few requests its split kernel (from vLLM 0.33 on for windows too), of 20 the other."""
+    """Few requests take its split kernel (from vLLM 0.33 on for windows too), 20 the other."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     platforms = pytest.importorskip("vllm.platforms")
     # vLLM hides Triton from its CPU build; the interpreter needs no driver.

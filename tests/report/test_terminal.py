@@ -120,7 +120,7 @@ def test_square_brackets_in_a_reason_are_not_markup():
 
 
 def test_a_checked_run_shows_the_cells_that_were_checked_within_24_lines():
-    """Those that cannot run without CUDA are named once, in a fact."""
+    """Cells that cannot run without CUDA are named once, in a fact."""
     run = with_header(make_run(blocks=0, aa=True), "scenario", batches=0, max_model_len=1024)
     run = with_header(run, "engine", drafter_max_model_len=128)
     lines = of_run(run).splitlines()

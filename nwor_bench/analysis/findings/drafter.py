@@ -3,6 +3,7 @@
 from typing import Any
 
 from nwor_bench.analysis.findings.finding import Case, Cases, Evidence, FindingKind, Row, Severity
+from nwor_bench.instruments.versions import release
 from nwor_bench.records.cell import method_of
 
 RANDOM = 0.02
@@ -49,7 +50,9 @@ def _acceptance(evidence: Evidence) -> Cases:
 def _prefix_block(evidence: Evidence) -> Cases:
     """vLLM 0.33 drops none unless it is asked to, as its hashes cover what the drafter reads."""
     header, engine, config = evidence.run.header, evidence.engine, _speculative(evidence)
-    hashes = (engine.vllm or "") >= "0.33" and not config.get("disable_lookahead_block_hashes")
+    hashes = release(engine.vllm or "") >= (0, 33) and not config.get(
+        "disable_lookahead_block_hashes"
+    )
     keeps = hashes or config.get("disable_eagle_block_drop")
     caches = header.spec.engine_args.get("enable_prefix_caching")
     if header.pair.method in ("eagle", "eagle3", "mtp") and caches and not keeps:

@@ -15,7 +15,7 @@ from nwor_bench.stats.robust import MIN_GROUPS
 from nwor_bench.workload.run_spec import Counters
 
 ENOUGH_BLOCKS = 10
-"""With fewer, intervals are wide."""
+"""Fewest blocks at which intervals are not wide."""
 
 ON_CPU = "Nothing to do. Times on a CPU do not apply to NWOR on a GPU."
 OF_DRAFTS = "Write a longer --time-budget. Four times as many blocks halve the interval."

@@ -51,7 +51,7 @@ class Contender:
     check: Callable[[Call], str]
     """Makes the first call on poisoned outputs; returns its fault, or an empty string."""
     one_row: "Contender | None" = None
-    """Its work without drafts, which its time is compared with; None: with our kernel's."""
+    """Work without drafts, with which the time is compared; None: with our kernel's."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ class Attention(KvInputs):
         self.cache.transpose(1, 2).view(torch.uint8)[block, offset] = rows.view(torch.uint8)
 
     def check(self, call: Call, name: str) -> str:
-        """Ours must not read the window from the cache, where something else stands.
+        """Our kernels must not read the window from the cache, where something else stands.
 
         FlashAttention, and so the merge, multiplies rows that it does not see by 0.
         """

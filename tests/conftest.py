@@ -34,6 +34,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 
 
+def pytest_sessionstart() -> None:
+    """Remove OpenMP's entries of processes that are gone.
+
+    Tests kill processes. One that is killed between creating its entry and filling it leaves an
+    empty file, and the next process with the same number dies of SIGBUS reading it.
+    """
+    for entry in Path("/dev/shm").glob(f"__KMP_REGISTERED_LIB_*_{os.getuid()}"):
+        if not Path("/proc", entry.name.split("_")[-2]).exists():
+            entry.unlink(missing_ok=True)
+
+
 @cache
 def cuda_is_available() -> bool:
     """Ask PyTorch, and only when a GPU test is about to run: importing it takes seconds."""

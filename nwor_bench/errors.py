@@ -63,6 +63,10 @@ class BenchError(Exception):
         field = f"{place}: {self.field}" if self.field else str(place)
         return type(self)(f"{place}: {self}")._about(field, self.value, self.near)
 
+    def of_run(self, number: int, label: str) -> Self:
+        """The error within one of many runs; the first one's as it is: mostly all share it."""
+        return self if number == 1 else self.within(f"run {number} ({label})")
+
     def _about(self, field: str, value: object, near: str) -> Self:
         self.field, self.value, self.near = field, value, near
         return self

@@ -275,12 +275,13 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
 
 
 def check_sweep(sweep: SweepFile) -> None:
-    """Refuse a sweep file with a run that cannot start. Raises ConfigError that names the run."""
+    """Refuse a sweep file with a run that cannot start. Raises ConfigError that names the run,
+    see `ConfigError.of_run`."""
     for point in make_points(sweep):
         try:
             check_run(point.spec, point.choice)
         except ConfigError as error:
-            raise error.within(f"run {point.number} ({point.label})") from error
+            raise error.of_run(point.number, point.label) from None
 
 
 def why_engines(sweep: SweepFile, method: str | None = None) -> str | None:

@@ -53,13 +53,16 @@ class Terms(NamedTuple):
     needs: tuple[Need, ...]
     without: str
     after: Feature | None = None
+    known: Mapping[str, frozenset[str]] = {}
+    """Fields and arguments of something that may have more, unless those are in use."""
 
 
 def _terms(table: dict[str, Any]) -> Terms:
     lines = (line.split() for line in table["needs"])
     needs = tuple(Need(where, (*rest, "has")[0], tuple(rest[1:])) for where, *rest in lines)
     after = table.get("after")
-    return Terms(needs, table["without"], None if after is None else Feature(after))
+    known = {where: frozenset(names.split()) for where, names in table.get("known", {}).items()}
+    return Terms(needs, table["without"], None if after is None else Feature(after), known)
 
 
 _TEXT = Path(__file__).with_name("contract.toml").read_text("utf-8")
@@ -236,7 +239,7 @@ def lost(feature: Feature) -> str | None:
 
 @cache
 def _lost(source: Source, feature: Feature) -> str | None:
-    needs, _, first = CONTRACT[feature]
+    needs, _, first, _ = CONTRACT[feature]
     inherited = None if first is None else _lost(source, first)
     problems = (problem(source, need) for need in needs)
     return inherited or next(filter(None, problems), None)

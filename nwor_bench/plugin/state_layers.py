@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers
+from nwor_bench.records import fallback_reasons as reasons
+from nwor_bench.records.state_slots import one_slot
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,15 @@ def token_bytes(layers: Sequence[StateLayer], dtype: torch.dtype) -> int:
     return len(layers) * (keys + 4 * shape["value_heads"] * (shape["value_dim"] + 1))
 
 
+def strange_spec(spec: Any, drafts: int) -> str | None:
+    """The fallback reason of a layer's `MambaSpec` in which other states are kept than are known:
+    a convolution's and a recurrent one, in a slot for each of `drafts` + 1 tokens."""
+    if (tensors := len(spec.shapes)) != 2:
+        return reasons.unsupported_states(f"{tensors}_tensors")
+    slots = 1 + spec.num_speculative_blocks
+    return None if slots == 1 + drafts else reasons.unsupported_states(f"{slots}_slots")
+
+
 def find_states(
     runner: Any, target: TargetLayers, view: Callable[[Tensor], Tensor]
 ) -> list[StateLayer]:
@@ -63,7 +74,11 @@ def find_states(
 
     context = runner.compilation_config.static_forward_context
     layers = {name: context[name] for name in target.recurrent}
-    reason = refusals.of_states(list(layers.values()), runner.vllm_config)
+    config = runner.vllm_config
+    drafts = 0 if one_slot(config.additional_config) else config.num_speculative_tokens
+    reason = refusals.of_states(list(layers.values()), config)
+    specs = (layer.get_kv_cache_spec(config) for layer in layers.values())
+    reason = reason or next(filter(None, (strange_spec(spec, drafts) for spec in specs)), None)
     if reason is not None:
         raise StagingUnavailable(reason)
     groups = runner.kv_cache_config.kv_cache_groups

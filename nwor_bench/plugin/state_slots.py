@@ -16,6 +16,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.settings import ATTENTION, read_settings
+from nwor_bench.plugin.state_layers import strange_spec
 from nwor_bench.records.state_slots import FIELD, check_one_slot, one_slot
 from nwor_bench.records.types import AttentionBy
 
@@ -38,13 +39,13 @@ def _without_drafts(original: Callable[..., Any]) -> Callable[..., Any]:
         spec = original(layer, vllm_config)
         if not one_slot(vllm_config.additional_config):
             return spec
-        _check(vllm_config, layer)
+        _check(vllm_config, layer, spec)
         return replace(spec, num_speculative_blocks=0)
 
     return get_kv_cache_spec
 
 
-def _check(vllm_config: Any, layer: Any) -> None:
+def _check(vllm_config: Any, layer: Any, spec: Any) -> None:
     """Refuse configurations and layers whose windows cannot all be staged. Raises ConfigError."""
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn  # slow to import
 
@@ -57,6 +58,9 @@ def _check(vllm_config: Any, layer: Any) -> None:
     if type(layer) is not qwen_gdn_linear_attn.QwenGatedDeltaNetAttention:
         kind = type(layer).__name__
         remedy = f"only states of gated delta nets are staged, not those of {kind}; leave it out"
+        raise ConfigError.for_field(FIELD, 1, remedy)
+    if (strange := strange_spec(spec, vllm_config.num_speculative_tokens)) is not None:
+        remedy = f"vLLM keeps states here in a way that is not staged ({strange}); leave it out"
         raise ConfigError.for_field(FIELD, 1, remedy)
 
 

@@ -12,15 +12,16 @@ state, as stock does). Once a layer has staged, its state is committed whatever 
 its records hold all that is needed, and counts are vLLM's own.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nwor_bench.errors import EngineError
+from nwor_bench.instruments.contract import CONTRACT, Feature
 from nwor_bench.plugin.layers import StagingUnavailable, logger
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.state_layers import StateLayer, shape_of, token_bytes
@@ -213,25 +214,30 @@ class WindowStates:
 
     # While the forward runs.
 
-    def stages(self, metadata: Any) -> bool:
-        """True if a layer with these metadata verifies the step's window by our kernel."""
+    def stages(self, metadata: Any, unknown: Collection[str] = ()) -> bool:
+        """True if a layer with these metadata verifies the step's window by our kernel.
+
+        Args:
+            unknown: arguments of stock's call that its kernel, as we know it, does not have.
+        """
         window = self._window
         if self.one_slot:
-            return self._must_stage(metadata)
+            return self._must_stage(metadata, unknown)
         if not window.is_staging or self._records is None:
             return False
-        reason = why_stock(metadata, self.requests)
+        reason = why_stock(metadata, self.requests) or strange_call(metadata, unknown)
         self._reason = self._reason or reason
         return reason is None
 
-    def _must_stage(self, metadata: Any) -> bool:
+    def _must_stage(self, metadata: Any, unknown: Collection[str]) -> bool:
         """`stages` with one slot. Rows without drafts are stock's: it writes one state for each."""
         if metadata.spec_sequence_masks is None:
             return False
         if metadata.num_spec_decode_tokens == metadata.num_spec_decodes:
             return False
-        if self._records is None or metadata.num_spec_decodes > self.requests:
-            reason = self.unavailable or reasons.STATES_OF_TOO_MANY
+        strange = strange_call(metadata, unknown)
+        if strange or self._records is None or metadata.num_spec_decodes > self.requests:
+            reason = strange or self.unavailable or reasons.STATES_OF_TOO_MANY
             raise EngineError.at(ONE_SLOT, f"a window cannot be staged ({reason})", reason)
         return True
 
@@ -405,3 +411,22 @@ def why_stock(metadata: Any, requests: int) -> str | None:
     if metadata.num_spec_decodes > requests:
         return reasons.STATES_OF_TOO_MANY
     return None
+
+
+def strange_call(metadata: Any, unknown: Collection[str]) -> str | None:
+    """Why stock's kernel is another one than is known, such as one with a ring of records: it is
+    called with `unknown` arguments, or a field of the metadata that is not known is in use."""
+    for name in unknown:
+        return reasons.unsupported_states(f"argument_{name}")
+    for field in _strange_fields(metadata.__class__):
+        if getattr(metadata, field.name) is not field.default:
+            return reasons.unsupported_states(f"metadata_{field.name}")
+    return None
+
+
+@cache
+def _strange_fields(kind: Hashable) -> tuple[Field[Any], ...]:
+    """Fields of a class of metadata that are not known."""
+    known = CONTRACT[Feature.STATES].known["v1.attention.backends.gdn_attn:GDNAttentionMetadata"]
+    found = fields(kind) if isinstance(kind, type) and is_dataclass(kind) else ()
+    return tuple(field for field in found if field.name not in known)

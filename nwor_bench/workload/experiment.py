@@ -272,6 +272,9 @@ class Engines:
             return _with_count(spec, arm.count if isinstance(arm, Drafts) else 0)
         added = dict(spec.against or {}) if isinstance(arm, Arguments) else {}
         config = {**(spec.speculative_config or {}), **added.pop(SPECULATION, {})}
+        for name, value in added.items():
+            if isinstance(value, dict) and isinstance(base := spec.engine_args.get(name), dict):
+                added[name] = {**base, **value}
         drafts = {"draft_tokens": config.get(NUMBER, spec.scenario.draft_tokens)}
         return replace(
             spec, against=None, engine_args={**spec.engine_args, **added},

@@ -175,7 +175,7 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
             prompts = with_own_prompts(load_scenario(scenario), sweep.settings.prompts)
             spec = resolve(prompts, **sweep.shared, **place)
         except ConfigError as error:
-            raise error.within(f"run {number} ({pair}, {scenario})") from error
+            raise error.of_run(number, f"{pair}, {scenario}") from None
         if spec.experiment.compares_drafts and spec.time_budget_s is not None:
             requests = spec.scenario.requests
             share = size_weight(requests) / sum(map(size_weight, {requests, *sweep.axes.requests}))

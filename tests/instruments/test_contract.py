@@ -1,5 +1,6 @@
 """The contract with vLLM: each entry changed once takes the right features, and says why."""
 
+import ast
 from importlib.util import find_spec
 from pathlib import Path
 from zipfile import Path as ZipPath
@@ -9,7 +10,7 @@ import pytest
 from contracted_vllm import SURPRISE, ContractedVllm, Name, every_name, features_of
 
 from nwor_bench.instruments import contract
-from nwor_bench.instruments.contract import Need, Source, losses, problem
+from nwor_bench.instruments.contract import CONTRACT, Feature, Need, Source, losses, problem
 
 NAMES = every_name()
 
@@ -86,6 +87,22 @@ def test_the_installed_one_takes_nothing() -> None:
     if site is None or not site.submodule_search_locations:
         pytest.skip("vLLM is not here")
     assert losses(Source(Path(site.submodule_search_locations[0]))) == {}
+
+
+def test_the_fields_that_are_known_are_those_of_the_installed_one() -> None:
+    source = contract.vllm_source()
+    if source is None:
+        pytest.skip("vLLM is not here")
+    where = "v1.attention.backends.gdn_attn:GDNAttentionMetadata"
+    assert source.fields(where) - CONTRACT[Feature.STATES].known[where] == frozenset()
+    [operator] = [each for each in CONTRACT[Feature.STATES].known if each.endswith("_spec_cpu")]
+    found = source.find(operator)
+    assert found is not None
+    assert isinstance(found.node, ast.FunctionDef)
+    names = {argument.arg for argument in found.node.args.args}
+    assert (
+        names - {"softplus_beta", "softplus_threshold"} == CONTRACT[Feature.STATES].known[operator]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES, ids=in_short)

@@ -37,6 +37,7 @@ def config_of(**changes: Any) -> Any:
         cache_config=SimpleNamespace(**cache),
         speculative_config=changes.get("speculation", SimpleNamespace(**speculation)),
         scheduler_config=SimpleNamespace(max_num_seqs=3),
+        num_speculative_tokens=4,
     )
 
 
@@ -48,10 +49,11 @@ def test_the_switch_is_an_entry_of_additional_config() -> None:
 @dataclass(frozen=True)
 class Spec:
     num_speculative_blocks: int = 4
+    shapes: tuple[int, ...] = (3, 5)
 
 
-def blocks_for_drafts(layer: Any, config: Any) -> int:
-    spec = state_slots._without_drafts(lambda layer, config: Spec())(layer, config)
+def blocks_for_drafts(layer: Any, config: Any, stock: Spec = Spec()) -> int:
+    spec = state_slots._without_drafts(lambda layer, config: stock)(layer, config)
     return int(spec.num_speculative_blocks)
 
 
@@ -99,6 +101,15 @@ def test_what_one_slot_cannot_go_with(
         monkeypatch.setenv(variable, text)
     with refused(field, value=value):
         blocks_for_drafts(net, config_of(**changes))
+
+
+@pytest.mark.parametrize(("stock", "naming"), [(Spec(0), "1_slots"), (Spec(4, (1, 2, 3)), "3_t")])
+def test_one_slot_is_refused_where_stock_keeps_states_otherwise(
+    net: Any, stock: Spec, naming: str
+) -> None:
+    with refused(FIELD, value=1, naming=naming):
+        blocks_for_drafts(net, config_of(), stock)
+    assert blocks_for_drafts(net, config_of(additional_config={}), stock) is not None
 
 
 def test_the_patches_are_undone() -> None:
@@ -225,6 +236,8 @@ def test_a_window_that_cannot_be_staged_ends_the_step() -> None:
     pieces = OneSlot()
     with refused(ONE_SLOT, EngineError, value="states:more_requests_than_records"):
         pieces.states.stages(pieces.metadata(0, num_spec_decodes=3))
+    with refused(ONE_SLOT, EngineError, value="unsupported_states:argument_ring"):
+        pieces.states.stages(pieces.metadata(0), {"ring"})
     pieces.verify(0, 2)
     with refused(ONE_SLOT, EngineError, value=2):
         pieces.states.commit(COUNTS)

@@ -1,6 +1,7 @@
 """`WindowStates` without vLLM, over plain torch kernels: what it commits and leaves to stock."""
 
 from collections.abc import Sequence
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.layers import StagingUnavailable
-from nwor_bench.plugin.state_layers import StateLayer
+from nwor_bench.plugin.state_layers import StateLayer, strange_spec
 from nwor_bench.plugin.states import (
     StateKernels,
     StateTables,
@@ -233,6 +234,43 @@ def test_steps_that_stock_serves(pieces: Pieces, changes: dict[str, Any], reason
     pieces.begin()  # the next one is staged again
     pieces.verify(0, 1, 2)
     assert pieces.states.commit(COUNTS) == (3, None)
+
+
+def as_vllms(pieces: Pieces, **more: Any) -> Any:
+    """Metadata as a dataclass, as vLLM's are, with `more` fields that are None by default."""
+    own = vars(pieces.metadata(0))
+    kind = make_dataclass("Metadata", [*own, *((name, Any, None) for name in more)])
+    return kind(**own, **more)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "arguments", "reason"),
+    [
+        ({}, (), None),
+        ({"ring_cursors": None}, (), None),  # of a kernel that is not selected
+        ({"ring_cursors": torch.zeros(2)}, (), "unsupported_states:metadata_ring_cursors"),
+        ({"ring_base": 0}, (), "unsupported_states:metadata_ring_base"),
+        ({}, ("ring",), "unsupported_states:argument_ring"),
+    ],
+)
+def test_a_stock_kernel_that_is_not_known_is_left_to_stock_by_name(
+    pieces: Pieces, metadata: dict[str, Any], arguments: tuple[str, ...], reason: str | None
+) -> None:
+    """A ring of stock's: the state in the slot is older than the window."""
+    pieces.begin()
+    assert pieces.states.stages(as_vllms(pieces, **metadata), arguments) is (reason is None)
+    assert pieces.states.commit(COUNTS) == (0, reason or "states:not_called")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "drafts", "reason"),
+    [(2, 4, None), (5, 4, "5_tensors"), (2, 0, "1_slots"), (5, 0, "5_tensors")],
+)
+def test_states_that_are_kept_otherwise_are_left_to_stock_by_name(
+    tensors: int, drafts: int, reason: str | None
+) -> None:
+    spec = SimpleNamespace(shapes=((4, 3),) * tensors, num_speculative_blocks=drafts)
+    assert strange_spec(spec, 4) == (reason and f"unsupported_states:{reason}")
 
 
 def test_a_staged_window_whose_layers_were_not_called_says_so(pieces: Pieces) -> None:

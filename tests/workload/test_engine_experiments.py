@@ -40,6 +40,22 @@ def test_only_the_arms_engine_has_its_arguments() -> None:
     assert {own.against for own in spec.engine_specs.values()} == {None}
 
 
+def test_an_object_of_the_arms_engine_adds_to_the_baselines() -> None:
+    """Otherwise the engines would differ in what nobody asked for: vLLM's choices of a kernel of
+    gated delta nets are entries of additional_config."""
+    given = {
+        "additional_config": {"gdn_prefill_backend": "triton", "a": 1},
+        "compilation_config": 3,
+    }
+    against = {"additional_config": {"a": 2, "b": 3}, "compilation_config": {"mode": 0}}
+    spec = spec_with(against=json.dumps(against), engine_args=json.dumps(given))
+    assert spec.engine_specs[Arguments.of(against)].engine_args == {
+        "additional_config": {"gdn_prefill_backend": "triton", "a": 2, "b": 3},
+        "compilation_config": {"mode": 0},
+    }
+    assert spec.engine_specs[None].engine_args == given
+
+
 @pytest.mark.parametrize("given", [
     {"nwor_modes": "off,stage"}, {"scv_modes": "off,graph,adaptive"}, {"cells": "stage-off"},
 ])  # fmt: skip

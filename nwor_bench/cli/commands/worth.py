@@ -29,7 +29,7 @@ def read_sizes(flag: str, text: str) -> tuple[int, ...]:
     words = _words(text)
     sizes = [int(word) for word in words if word.isdecimal() and int(word)]
     if len(set(sizes)) < len(words):
-        raise ConfigError.for_field(flag, text, "write different numbers such as 1,2,4,8")
+        raise ConfigError.for_field(flag, text, "write different numbers from 1, such as 1,2,4,8")
     return tuple(sizes)
 
 

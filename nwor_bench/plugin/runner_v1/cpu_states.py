@@ -14,6 +14,7 @@ from torch import Tensor
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
+from nwor_bench.instruments.contract import CONTRACT, Feature
 from nwor_bench.plugin.layers import TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.state_layers import find_states
@@ -23,6 +24,8 @@ from nwor_bench.records.state_slots import one_slot
 from nwor_kernels.gated_delta.reference import verify_window_reference
 
 OPERATOR = "fused_sigmoid_gating_delta_rule_update_spec_cpu"
+
+ARGUMENTS = CONTRACT[Feature.STATES].known[f"_custom_ops:{OPERATOR}"]
 
 SPEC_FORWARD = "_spec_forward"
 """vLLM's function of a window, which convolves and then calls the operator."""
@@ -84,7 +87,7 @@ def operator_patch(states: WindowStates) -> Patch:
             if states is None or number is None:
                 return original(**named)
             metadata = get_forward_context().attn_metadata[states.layers[number].name]
-            if not states.stages(metadata):
+            if not states.stages(metadata, named.keys() - ARGUMENTS):
                 return original(**named)
             mixed = torch.cat([named[part].flatten(1) for part in ("q", "k", "v")], dim=-1)
             out = torch.zeros_like(named["v"])

@@ -118,3 +118,10 @@ FROM worth_stage_h200 WHERE drafts > 0 AND ratio IS NOT NULL;
 SELECT requests, count(*) AS blocks, fmt('{:.2f}', median(stock_ms)) AS "stock, ms",
   fmt('{:.3f} [{:.3f}, {:.3f}]', median(ratio), median_low(ratio), median_high(ratio)) AS "watched over stock"
 FROM watched GROUP BY requests;
+
+-- pivot arms_serve
+SELECT a.requests, a.arm || ', k = 2' AS server, fmt('{:.2f} [{:.2f}, {:.2f}]', median(p.tpot_ms / a.tpot_ms), median_low(p.tpot_ms / a.tpot_ms), median_high(p.tpot_ms / a.tpot_ms))
+FROM arms_serve a JOIN arms_serve p USING (round, requests) WHERE p.arm = 'plain' AND a.arm <> 'plain' GROUP BY 1, 2 ORDER BY 1, 2;
+
+-- values
+SELECT fmt('{:.2f}', median(a.ttft_ms / p.ttft_ms)) AS lookup_prefill FROM arms_serve a JOIN arms_serve p USING (round, requests) WHERE p.arm = 'plain' AND a.arm = 'ngram';

@@ -17,7 +17,7 @@ from nwor_bench.analysis.groups import Pair
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import Measured, WindowTime, window_times
 from nwor_bench.errors import ExitCode
-from nwor_bench.records.cell import AA, ADAPTIVE, Cell, Drafts, ScvMode
+from nwor_bench.records.cell import AA, ADAPTIVE, Cell, Drafts, MethodCount, ScvMode
 from nwor_bench.records.header import StoredSpec
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import worth as worth_page
@@ -144,6 +144,27 @@ def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool
         found = worth([rate(1, 1, 1.9, Verdict.FASTER)], {1: 1}, by_engines=by_engines)
         blocks = worth_page.worth_section(MeasuredWorth((run,), found, ())).blocks
         assert (worth_page.ONE_ENGINE in blocks) == (said and by_engines)
+
+
+def test_each_group_of_engines_has_its_own_noise_and_plain_decoding() -> None:
+    """The best method is of the first group; the server's figures are not the second's."""
+    runs = []
+    for name, k, plain in (("eagle", MethodCount("eagle", 1), 50.0), ("ngram", 0, 90.0)):
+        cells = [SimpleNamespace(cell=Cell("tiny", OFF, ScvMode.OFF, Drafts(count)), batches=1,
+                                 tokens_per_s=rate, ttft_ms_p50=8.0)
+                 for count, rate in ((0, plain), (k, plain))]  # fmt: skip
+        header = SimpleNamespace(scenario={"requests": 2}, spec=StoredSpec(engines_at_once=name))
+        own = worth([], {}, noise={2: from_ends(plain / 50, 0.9, 2.0, 12)})
+        runs.append(SimpleNamespace(cells=cells, run=SimpleNamespace(header=header), worth=own))
+    measured: Any = MeasuredWorth(tuple(runs), worth([], {2: MethodCount("eagle", 1)}), ())  # type: ignore[arg-type]
+    ((_, server),) = worth_page._server(measured)
+    assert "(k = 0: 50, 8.0" in server
+    (groups, _), *noise = worth_page._noise(measured)
+    assert groups == "groups"
+    said = [text for _, text in noise]
+    assert [text.split(" [")[0] for text in said] == [
+        "eagle: k = 0 over itself 1.00", "ngram: k = 0 over itself 1.80",
+    ]  # fmt: skip
 
 
 def test_six_batch_sizes_fit_a_terminal_of_24_lines() -> None:

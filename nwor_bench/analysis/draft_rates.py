@@ -217,9 +217,9 @@ class AtSize:
         return None if aa is None else noise_floor(aa)
 
 
-def noise_floor(aa: Interval) -> float:
-    """The farther end of the 95 % interval of k = 0 over itself, as a log."""
-    return abs(aa.value) + aa.half_at(TWO_SIDED)
+def noise_floor(aa: Interval | None) -> float:
+    """The farther end of the 95 % interval of k = 0 over itself, as a log; 0 without one."""
+    return 0.0 if aa is None else abs(aa.value) + aa.half_at(TWO_SIDED)
 
 
 MIN_JUDGED = 5

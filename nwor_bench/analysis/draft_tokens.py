@@ -63,14 +63,14 @@ Request = tuple[str, Counts]
 """A prompt, and the counts of one request."""
 
 
-def requests_of(run: RunData, counts: Sequence[Fixed]) -> Iterator[Request]:
-    """Requests that whole batches of every draft count ran.
+def requests_of(run: RunData, counts: Sequence[Fixed], *others: RunData) -> Iterator[Request]:
+    """Requests that whole batches of every draft count ran, in the run or in others with its plan.
 
     A prompt is known by its id in the run's plan; without a plan by the text that k = 0 gave.
     """
     prompts = {block.block: block.prompt_ids for block in run.header.blocks or ()}
     blocks: dict[tuple[Any, ...], dict[Fixed, BatchRecord]] = {}
-    for batch in run.batches:
+    for batch in (batch for each in (run, *others) for batch in each.batches):
         k = batch.cell.drafts
         own = None if k is ADAPTIVE or batch.cell.stock_twin is not None else k
         if own is not None and gives_tokens(run, batch):

@@ -46,14 +46,14 @@ def block_times(run: RunData) -> dict[Count | None, Interval]:
     pairs = {k: [row[b] - base[b] for b in sorted(row.keys() & base)] for k, row in logs.items()}
     known = {k: mean_of(np.array(values)) for k, values in pairs.items() if values}
     bounded = {k: estimate for k, estimate in known.items() if estimate.is_bounded}
-    offset = noise_floor(bounded[None]) if None in bounded else 0.0
+    offset = noise_floor(bounded.get(None))
     return {k: replace(e, offset=0.0 if k is None else offset) for k, e in bounded.items()}
 
 
-def adaptive_tokens(run: RunData) -> float | None:
+def adaptive_tokens(*runs: RunData) -> float | None:
     """Tokens of a step with adaptive verification, in all timed blocks; None without one."""
-    batches = [batch for batch in _timed(run) if batch.cell.drafts is ADAPTIVE]
-    return _tokens(run.header, batches) if batches else None
+    batches = [b for run in runs for b in _timed(run) if b.cell.drafts is ADAPTIVE]
+    return _tokens(runs[0].header, batches) if batches else None
 
 
 def _timed(run: RunData) -> list[BatchRecord]:

@@ -1,6 +1,6 @@
 """Runs of draft counts that are told together: those of one scenario, by batch size. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nwor_bench.analysis.analyse import Analysis
@@ -38,7 +38,7 @@ class MeasuredWorth:
         }
 
 
-def measured_worth(analyses: Sequence[Analysis], left_out: Sequence[int] = ()) -> MeasuredWorth:
+def measured_worth(analyses: Sequence[Analysis], left_out: Iterable[int] = ()) -> MeasuredWorth:
     """Work it out once; a single run's is known already."""
     runs = [analysis.measured for analysis in analyses]
     worth = analyses[0].worth if len(analyses) == 1 else None

@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from nwor_bench.analysis.draft_rates import AtSize, CountArm, Worth, worth_at
+from nwor_bench.analysis.draft_rates import AtSize, CountArm, Worth, noise_floor, worth_at
 from nwor_bench.analysis.draft_tokens import PromptTokens, named_rates, requests_of
 from nwor_bench.analysis.effects import DEVICE_MS, PairEffect
 from nwor_bench.analysis.engine_times import adaptive_tokens, block_times
@@ -83,24 +83,31 @@ def broken_arms(runs: Sequence[Measured]) -> set[CountArm]:
 
 
 def worth_of(runs: Sequence[Measured]) -> Worth:
-    """What the runs of one pair say; batch sizes must differ."""
-    every = {batch.cell.drafts for data in runs for batch in data.run.batches}
-    known = [k for k in every if k is not None and k != 0]
+    """What the runs of one pair say, by batch size; those of one size are groups of engines, each
+    with plain decoding of its own."""
+    ran = {batch.cell.drafts for data in runs for batch in data.run.batches}
+    known = [k for k in ran if k is not None and k != 0]
     counts, broken = sorted(known, key=count_order), broken_arms(runs)
     fixed = [k for k in fixed_counts(counts) if CountArm(k) not in broken]
-    requests = [pair for data in runs for pair in requests_of(data.run, fixed)]
+    invalid = dict.fromkeys(broken, str(Verdict.INVALID))
+    by_size: dict[int, list[Measured]] = {}
+    for data in (replace(one, refused={**one.refused, **invalid}) for one in runs):
+        by_size.setdefault(data.requests, []).append(data)
+    records = {size: [data.run for data in group] for size, group in by_size.items()}
+    requests = [pair for own in records.values() for pair in requests_of(own[0], fixed, *own[1:])]
     rates, scenario = named_rates(runs[0].run), runs[0].run.header.scenario or {}
     sizes = []
-    invalid = dict.fromkeys(broken, str(Verdict.INVALID))
-    for data in (replace(one, refused={**one.refused, **invalid}) for one in runs):
-        adaptive = None if CountArm(ADAPTIVE) in broken else adaptive_tokens(data.run)
+    for size, group in by_size.items():
+        adaptive = None if CountArm(ADAPTIVE) in broken else adaptive_tokens(*records[size])
         tokens = PromptTokens(requests, fixed, rates, scenario.get("max_new_tokens"), adaptive)
-        times = times_of(data)
+        every = sorted(map(times_of, group), key=lambda own: noise_floor(own.get(CountArm(None))))
+        times = {arm: time for own in every for arm, time in own.items()}  # the widest A/A's
         stock = {k: time for (k, staged), time in times.items() if not staged}
         staged_too = {k: time for (k, staged), time in times.items() if k and staged}
-        arms = {arm_of(batch.cell) for batch in data.run.batches}
-        untimed = {**dict.fromkeys(arms - times.keys(), str(Verdict.NOT_MEASURED)), **data.refused}
-        sizes.append(AtSize(data.requests, data.requests, stock, tokens, staged_too, untimed))
+        arms = {arm_of(batch.cell) for run in records[size] for batch in run.batches}
+        untimed = dict.fromkeys(arms - times.keys(), str(Verdict.NOT_MEASURED))
+        untimed |= {arm: why for data in group for arm, why in data.refused.items()}
+        sizes.append(AtSize(size, size, stock, tokens, staged_too, untimed))
     worth = worth_at(sizes, counts, len(dict(requests)))
     return replace(worth, by_engines=runs[0].run.header.spec.engines)
 

@@ -1,7 +1,7 @@
 """Memory that a run needs, compared with free memory before an engine starts."""
 
 from dataclasses import replace
-from itertools import accumulate
+from itertools import groupby
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from nwor_bench.models.methods import Method, mtp_layers
 from nwor_bench.models.pairs import ResolvedPair, read_model_config
 from nwor_bench.models.pairs.tiny import LOAD_FORMAT, shape_parameters
 from nwor_bench.models.recurrent import RecurrentLayers, recurrent_kinds, recurrent_layers
-from nwor_bench.records.cell import AA, Arm
+from nwor_bench.records.cell import AA, Arm, engine_name
 from nwor_bench.records.state_slots import ADDITIONAL, one_slot
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.experiment import AT_ONCE
 
 GIB = 1 << 30
 HEADROOM = 1.25
@@ -209,24 +210,24 @@ def _require_memory_of_all(
     pair: ResolvedPair, spec: RunSpec, free: FreeMemory, asked_by: tuple[str, object]
 ) -> None:
     """The engines of all arms but A/A must fit."""
-    engines = {arm: engine for arm, engine in spec.engine_specs.items() if arm != AA}
-    needed = [needed_bytes(pair.of_arm(a), engine, free.where) for a, engine in engines.items()]
-    if sum(needed) <= free.num_bytes:
+    needed = _needed_by_arm(pair, spec, free)
+    if sum(needed.values()) <= free.num_bytes:
         return
-    gib = ", ".join(f"{size / GIB:.1f}" for size in needed)
+    gib = ", ".join(f"{size / GIB:.1f}" for size in needed.values())
     remedy = (
-        f"no free memory for {len(engines)} engines: {gib} GiB needed, {free.num_bytes / GIB:.1f} "
+        f"no free memory for {len(needed)} engines: {gib} GiB needed, {free.num_bytes / GIB:.1f} "
         f"GiB free; write fewer --requests, a shorter --max-model-len or a smaller {CACHE_SIZE}"
     )
     if spec.checks_only and spec.experiment.compares_drafts:
         asked_by = ("--requests", spec.scenario.requests)
-    elif spec.arms:
-        sums = zip(engines, accumulate(needed), strict=True)
-        out = [str(arm) for arm, total in sums if total > free.num_bytes]
-        remedy += f", or leave out {', '.join(out)}: {len(needed) - len(out)} engines fit"
     elif spec.experiment.compares_drafts:
-        remedy += ", or a smaller --max-draft-tokens"
+        remedy += ", or leave it out" if spec.arms else ", or a smaller --max-draft-tokens"
     raise ConfigError.for_field(*asked_by, remedy)
+
+
+def _needed_by_arm(pair: ResolvedPair, spec: RunSpec, free: FreeMemory) -> dict[Arm | None, int]:
+    engines = [(arm, engine) for arm, engine in spec.engine_specs.items() if arm != AA]
+    return {arm: needed_bytes(pair.of_arm(arm), own, free.where) for arm, own in engines}
 
 
 def engines_with_room(pair: ResolvedPair, spec: RunSpec) -> dict[Arm | None, RunSpec]:
@@ -236,6 +237,25 @@ def engines_with_room(pair: ResolvedPair, spec: RunSpec) -> dict[Arm | None, Run
     if sum(needed) > free.num_bytes:
         engines.pop(AA, None)
     return engines
+
+
+def groups_with_room(pair: ResolvedPair, spec: RunSpec) -> list[RunSpec]:
+    """The run, or if its engines do not fit at once one for each group of them that fits beside
+    plain decoding's, in order. What does not fit even so is a group that `require_memory` refuses.
+    """
+    free = free_memory(spec.tensor_parallel_size)
+    needed = _needed_by_arm(pair, spec, free)
+    groups, room, plain = list[list[str]](), -1, needed.pop(None)
+    for name, arms in groupby(needed, key=engine_name):
+        size = sum(needed[arm] for arm in arms)
+        if size > room:
+            groups.append([])
+            room = free.num_bytes - plain
+        groups[-1].append(name)
+        room -= size
+    if len(groups) < 2 or spec.engines_at_once is not None:
+        return [spec]
+    return [replace(spec, engines_at_once=AT_ONCE.join(names)) for names in groups]
 
 
 def _dummy_bytes(config: dict[str, Any], model: str, spec: RunSpec, element: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from nwor_bench.engine.memory import require_memory
+from nwor_bench.engine.memory import groups_with_room, require_memory
 from nwor_bench.errors import ConfigError, NotComparableError
 from nwor_bench.instruments.contract import Source, vllm_source
 from nwor_bench.instruments.device import (
@@ -267,7 +267,9 @@ def check_run(spec: RunSpec, choice: PairChoice) -> None:
     pair = with_arms(resolve_pair(**asdict(choice)), choice, spec.drafting_arms)
     check_pair(pair, spec)
     _check_tokenizer(pair.target)
-    require_memory(with_own_dtype(pair, spec)[0], spec)
+    sized, _ = with_own_dtype(pair, spec)
+    for group in groups_with_room(sized, spec):
+        require_memory(sized, group)
     for each in (pair, *pair.arms.values()):
         check_hub_models(each)
 

@@ -135,6 +135,7 @@ class StoredSpec(JsonPart):
     draft_counts: tuple[int, ...] | None = None
     engines: bool = False
     arms: Mapping[str, Mapping[str, Any]] | None = None
+    engines_at_once: str | None = None
     against: Mapping[str, Any] | None = None
     stage_by: str = StageBy.REFERENCE
     attention: str = AttentionBy.AUTO

@@ -179,16 +179,16 @@ def swept_worths(runs: Sequence[SweptRun]) -> dict[str, MeasuredWorth]:
     """By scenario, what its runs say together, if the runs that were measured compare draft
     counts and differ only in batch size and scenario; else empty."""
     measured = [run for run in runs if run.cells and run.analysis and run.status != LEFT_OUT]
-    alike = set(varying(measured)) <= {"requests", "scenario"}
+    alike = set(varying(measured)) <= {"requests", "scenario", "engines_at_once"}
     by_scenario: dict[str, list[Analysis]] = {}
     for run in measured:
         assert run.analysis is not None
         if not alike or run.analysis.worth is None:
             return {}
         by_scenario.setdefault(run.words.get("scenario", ""), []).append(run.analysis)
-    out: dict[str, list[int]] = {}
+    out: dict[str, set[int]] = {}
     for run in (run for run in runs if run.status == LEFT_OUT):
-        out.setdefault(run.words.get("scenario", ""), []).append(run.place["requests"])
+        out.setdefault(run.words.get("scenario", ""), set()).add(run.place["requests"])
     return {name: measured_worth(own, out.get(name, ())) for name, own in by_scenario.items()}
 
 
@@ -230,7 +230,7 @@ def _worth_document(
             lead, sections = [*lead, *screen], [whole]
         else:
             sections.append(Section(scenario, (*screen, *whole.blocks), brief=True))
-    axes = ("scenario", "requests") if len(worths) > 1 else ("requests",)
+    axes = [name for name in varying(runs) if name != "requests"] + ["requests"]
     rows = [[str(run.number), label_of_run(run, axes), run.status] for run in runs]
     folders = table(["Run", "Batch size", "Status"], rows, numbers_from=3)
     sections.append(Section("Runs", (replace(folders, links=_links(runs)),)))

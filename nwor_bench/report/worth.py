@@ -46,7 +46,7 @@ from nwor_bench.report.worth_answer import (
     sizes_of,
     worth_answer,
 )
-from nwor_bench.stats.interval import ENDS, flat
+from nwor_bench.stats.interval import ENDS, Interval, flat
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -153,7 +153,7 @@ def _facts(measured: MeasuredWorth) -> Definitions:
         told_of(header, sizes_of(worth, sizes)),
         *worth_answer(measured).facts,
         *_server(measured),
-        *(("noise", n.text) for n in noise_note(worth)),
+        *_noise(measured),
     ]
     if on_cpu(header):
         entries.append(("CPU", STAGED_ON_CPU if measured.staged else ON_CPU))
@@ -163,11 +163,25 @@ def _facts(measured: MeasuredWorth) -> Definitions:
     return Definitions(tuple(entries))
 
 
+def _noise(measured: MeasuredWorth) -> Iterator[tuple[str, str]]:
+    """The noise of each group of engines; of all if they were up at once."""
+    groups: dict[str | None, dict[int, Interval]] = {}
+    for each in measured.analyses:
+        own = groups.setdefault(each.run.header.spec.engines_at_once, {})
+        own |= {} if each.worth is None else each.worth.noise
+    if len(groups) > 1:
+        yield "groups", "each has its own plain decoding; methods of two are compared through it"
+    for names, noise in groups.items():
+        for note in noise_note(replace(measured.worth, noise=noise) if names else measured.worth):
+            yield "noise", f"{names}: {note.text}" if names else note.text
+
+
 def worth_section(measured: MeasuredWorth) -> Section:
     """All draft counts, acceptance and times, and what the numbers are of."""
     worth, header, stages = measured.worth, measured.header, bool(measured.staged)
     blocks: list[Block] = [rates_table(worth, stages=stages)]
-    if worth.by_engines and AA not in (header.engine.arms or ()):
+    lone = [a for a in measured.analyses if AA not in (a.run.header.engine.arms or ())]
+    if worth.by_engines and lone:
         blocks.append(ONE_ENGINE)
     blocks += [Paragraph(HOW_BY_ENGINES if worth.by_engines else HOW), *_stage_note(measured)]
     blocks += [_acceptance(measured.analyses), Paragraph(_tokens_note(worth, measured.analyses))]
@@ -276,14 +290,12 @@ def _times(times: Sequence[WindowTime]) -> Iterator[Table]:
 def _server(measured: MeasuredWorth) -> Iterator[tuple[str, str]]:
     """Tokens/s with prefill and TTFT at the smallest batch size, its best count and k = 0."""
     size, best = min(measured.worth.best.items(), default=(0, 0))
-    cells = {
-        cell.cell.drafts: cell
-        for analysis in measured.analyses
-        for cell in analysis.cells
-        if batch_size(analysis.run) == size and cell.batches and cell.cell.stock_twin is None
-    }
-    own, plain = cells.get(best), cells.get(0)
-    if best and own and plain:
+    for analysis in (each for each in measured.analyses if batch_size(each.run) == size):
+        stock = (c for c in analysis.cells if c.batches and c.cell.stock_twin is None)
+        cells = {cell.cell.drafts: cell for cell in stock}
+        own, plain = cells.get(best), cells.get(0)
+        if not (best and own and plain):
+            continue
         rates = [decimal(cell.tokens_per_s, 0) for cell in (own, plain)]
         waits = [decimal(cell.ttft_ms_p50) for cell in (own, plain)]
         told = f"{rates[0]} tokens/s with prefill, TTFT {waits[0]} ms"

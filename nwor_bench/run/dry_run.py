@@ -1,6 +1,7 @@
 """Output of `sweep --dry-run`: batches, cells, runs, engine starts, time and memory."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.instruments.device import free_memory, planned_card
@@ -38,10 +39,11 @@ def sweep_lines(
 ) -> list[str]:
     """What a sweep file would run; `prepared` are its runs by number."""
     points = [point for group in groups for point in group.points]
-    cells = prepared[points[0].number].plan.cells
+    first = prepared[points[0].number]
+    cells = replace(first.spec, engines_at_once=None).experiment.cells(first.pair.name)
     lines = [
         f"sweep {sweep.name}: {plural(len(points), 'run')}, engine starts: {len(groups)}",
-        f"{len(cells)} cells a run (NWOR x SCV):",
+        f"{len(cells)} cells{'' if sweep.axes.engines_at_once else ' a run'} (NWOR x SCV):",
         *(f"  {cell.label}" for cell in cells),
         *_staging(points[0].spec),
     ]

@@ -13,7 +13,7 @@ from rich.console import Console
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.engine.arms import start_engine
 from nwor_bench.engine.engine import check_arguments
-from nwor_bench.engine.memory import require_memory
+from nwor_bench.engine.memory import groups_with_room, require_memory
 from nwor_bench.errors import ConfigError, ExitCode, worst_of
 from nwor_bench.records.files import (
     DONE,
@@ -173,9 +173,10 @@ def run_loaded(
     """
     console = console_for(options)
     check_vllm_version(console)
-    groups = group_by_engine(make_points(sweep))
     if options.output is not None:
         check_output(options.output)
+    sweep = _in_groups(sweep, console) if sweep.settings.engines and not options.ray else sweep
+    groups = group_by_engine(make_points(sweep))
     prepared = _checked(sweep, groups, console, options, check_engine)
     if options.dry_run:
         tell_plan(options, sweep_lines(sweep, groups, prepared))
@@ -184,6 +185,19 @@ def run_loaded(
     folder = options.output or default_folder(RUNS, sweep.name, "", now)
     index = SweepIndex.create(folder, sweep, groups, now.isoformat(timespec="seconds"))
     return _run(index, groups, prepared, console, options, engine_factory)
+
+
+def _in_groups(sweep: SweepFile, console: Console) -> SweepFile:
+    """The sweep with an axis for its engines if memory has no room for all of them at once."""
+    whole = group_by_engine(make_points(sweep))[0]
+    pair = prepare(whole.points[0].spec, whole.points[0].choice, console).pair
+    names = tuple(str(each.engines_at_once) for each in groups_with_room(pair, whole.spec))
+    if len(names) < 2:
+        return sweep
+    line = f"memory has no room for all engines at once: {', then '.join(names)}"
+    console.print(f"{line}, each with plain decoding", highlight=False, soft_wrap=True)
+    axes = sweep.axes.model_copy(update={"engines_at_once": names})
+    return sweep.model_copy(update={"axes": axes})
 
 
 def resume_sweep(

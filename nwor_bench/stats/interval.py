@@ -110,14 +110,14 @@ def _tails(t: float, degrees: float) -> float:
 
 def combined(value: float, parts: Sequence[Interval]) -> Interval:
     """A sum or difference of independent logs, with Welch's degrees of freedom (Biometrika 34,
-    1947). It has the largest of the parts' offsets: two engines may differ by as much as any other
-    two. It is unbounded if a part is."""
+    1947). Parts with the same offset share it: two engines of a run may differ by as much as any
+    other two. Those of two runs add up. It is unbounded if a part is."""
     if not all(part.is_bounded for part in parts):
         return Interval.unbounded(value, min(part.count for part in parts))
     variances = [part.error**2 for part in parts]
     total, spread = sum(variances), zip(variances, parts, strict=True)
     weighed = sum(variance**2 / part.degrees for variance, part in spread if variance)
-    degrees, offset = total**2 / weighed if weighed else 1, max(part.offset for part in parts)
+    degrees, offset = total**2 / weighed if weighed else 1, sum({part.offset for part in parts})
     count = min((part.count for part in parts if part.error), default=parts[0].count)
     return Interval.of(value, total**0.5, degrees, count, offset)
 

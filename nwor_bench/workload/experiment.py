@@ -51,6 +51,9 @@ WHY_LOSSY = {
 }
 """Values of vLLM's rejection_sample_method whose output need not be plain decoding's, and why."""
 
+AT_ONCE = "+"
+"""Between the names of `RunSpec.engines_at_once`."""
+
 Modes = tuple[NworMode, ScvMode]
 OFF: Modes = NworMode.OFF, ScvMode.OFF
 CONTROL: Modes = NworMode.CONTROL, ScvMode.OFF
@@ -361,7 +364,9 @@ Experiment = Grid | DraftCounts | Engines
 def experiment_of(asked: "RunSpec") -> Experiment:
     """What a configuration compares."""
     if asked.against is not None or asked.engines:
-        return Engines.of(asked)
+        every, names = Engines.of(asked), (asked.engines_at_once or "").split(AT_ONCE)
+        own = [arm for arm in every.others if names == [""] or engine_name(arm) in names]
+        return replace(every, others=tuple(own))
     return Grid.of(asked) if asked.draft_counts is None else DraftCounts.of(asked)
 
 
@@ -369,6 +374,10 @@ def refusals(spec: "RunSpec") -> Iterator[ConfigError]:
     """What a run cannot compare."""
     if spec.arms and not spec.engines:
         yield ConfigError.for_field("arms", list(spec.arms), "write engines = true too")
+    known = [engine_name(arm) for arm in Engines.of(spec).others] if spec.engines else []
+    for name in (spec.engines_at_once or "").split(AT_ONCE):
+        if name not in ("", *known):
+            yield ConfigError.unknown("engines_at_once", name, known)
     if spec.adaptive_verification and (not spec.engines or spec.arms):
         remedy = "it needs an engine of its own; write engines = true (worth: --engines) too"
         remedy = "arms are compared without it; leave it out" if spec.arms else remedy

@@ -181,6 +181,11 @@ class RunSpec:
         has_flag=False, table="settings", compare=Compare.REFUSE,
     )] = None
     """Methods that are compared, by name (`method_arms`); None if the run has one."""
+    engines_at_once: Annotated[str | None, Option(
+        "Methods, or draft counts such as k=1, whose engines fit in memory together: NAME+NAME.",
+        has_flag=False, compare=Compare.TELL, axis=Axis(7, "{}", "{}", is_slow=True),
+    )] = None
+    """Names of the engines beside plain decoding's that this run has; None for all."""
     adaptive_verification: Annotated[bool, Option(
         "With engines: one more, in which vLLM decides how many drafts to verify (GPU).",
         has_flag=False, table="settings", compare=Compare.REFUSE,

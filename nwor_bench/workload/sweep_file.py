@@ -180,6 +180,9 @@ def make_points(sweep: SweepFile) -> tuple[Point, ...]:
             requests = spec.scenario.requests
             share = size_weight(requests) / sum(map(size_weight, {requests, *sweep.axes.requests}))
             share /= len(sweep.axes.scenarios)
+            at_once = [replace(spec, engines_at_once=n) for n in sweep.axes.engines_at_once]
+            cells = [len(each.experiment.cells(pair)) for each in (spec, *(at_once or [spec]))]
+            share *= cells[0] / sum(cells[1:])
             spec = replace(spec, time_budget_s=round(spec.time_budget_s * share, 1))
         choice = sweep.choice(pair)
         points.append(Point(number, choice.name, scenario, spec, choice))

@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 
 from nwor_bench.analysis.draft_tokens import named_rates
-from nwor_bench.analysis.worth import CountArm, Measured, worth_of
-from nwor_bench.records.cell import AA, Arm, Cell, Count, Drafts, MethodCount, NworMode, ScvMode
+from nwor_bench.analysis.worth import CountArm, Measured, times_of, worth_of
+from nwor_bench.records.cell import (
+    AA,
+    Arm,
+    Cell,
+    Count,
+    Drafts,
+    MethodCount,
+    NworMode,
+    ScvMode,
+    method_of,
+)
 from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, RequestTimes, Verdict
 from nwor_bench.report.worth import worth_result
@@ -57,6 +67,49 @@ def run_of(requests: int = 3, noise: float = 0.002, **change: Any) -> Any:
     )  # fmt: skip
     finished = frozenset((Phase.TIMED, number) for number in range(1, 9))
     return SimpleNamespace(batches=batches, header=header, finished=finished, windows=())
+
+
+def in_groups(noise: float = 0.002, slower: float = 1.2) -> list[Measured]:
+    """The methods in a group each; the second ran when the machine was slower."""
+    runs = []
+    for name, pace, scatter in ((EAGLE, 1.0, noise), (NGRAM, slower, 1.5 * noise)):
+        run = run_of(noise=scatter)
+        run.header.spec = run.header.spec.model_copy(update={"engines_at_once": name})
+        run.batches = [b for b in run.batches if method_of(b.cell.drafts) in (None, name)]
+        for each in run.batches:
+            each.request_times = RequestTimes(
+                (), tuple(pace * t for t in each.request_times.tpot_ms)
+            )
+        runs.append(Measured(run, ()))
+    return runs
+
+
+def test_groups_of_engines_are_compared_through_their_own_plain_decoding() -> None:
+    """20 % that the machine was slower for the second group are in no ratio."""
+    worth = worth_of(in_groups())
+    other, over, verdict = worth.next_best[3]
+    assert (worth.best[3], other) == (MethodCount(EAGLE, 2), MethodCount(NGRAM, 2))
+    assert over.value == pytest.approx(1.02, abs=0.005)
+    assert verdict == Verdict.FASTER
+    ratios = {rate.count: rate.ratio for rate in worth.rates}
+    for count in (MethodCount(EAGLE, 2), MethodCount(NGRAM, 2)):
+        assert ratios[count].holds(1.9 / STEP[count])
+        assert ratios[count].half_width < 0.02
+    assert worth.texts == 24  # all methods ran the same prompts
+
+
+def test_two_groups_know_less_of_each_other_than_two_methods_of_one() -> None:
+    """The noise of both: each engine was beside another one without a drafter."""
+    runs = in_groups(0.02)
+    floors = [times_of(data)[CountArm(MethodCount(m, 2))].offset
+              for data, m in zip(runs, (EAGLE, NGRAM), strict=True)]  # fmt: skip
+    joined = worth_of(runs)
+    assert joined.noise[3] == worth_of(runs[1:]).noise[3]  # the wider one
+    assert joined.next_best[3][1].offset == pytest.approx(sum(floors))
+    for noise in (0.02, 0.03):
+        _, within, _ = worth_of([Measured(run_of(noise=noise), ())]).next_best[3]
+        assert within.offset == pytest.approx(floors[noise == 0.03])
+    assert joined.next_best[3][1].half_width > within.half_width
 
 
 def test_a_method_that_is_two_percent_slower_is_found() -> None:

@@ -339,6 +339,40 @@ def test_the_a_a_arm_has_an_engine_if_there_is_memory(
         memory.require_memory(PAIR, spec)
 
 
+METHODS = {"a": {"method": "eagle"}, "b": {"method": "mtp", "engines": True},
+           "c": {"method": "ngram"}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "room", "groups"),
+    [
+        ({"arms": METHODS}, 5, [None]),  # plain decoding, a, two engines of b, c
+        ({"arms": METHODS}, 4, ["a+b", "c"]),
+        ({"arms": METHODS}, 3, ["a", "b", "c"]),
+        ({"arms": METHODS}, 2, ["a", "b", "c"]),
+        ({"arms": METHODS, "engines_at_once": "b+c"}, 3, ["b+c"]),  # as the file says
+        ({}, 2, ["k=1", "k=2"]),
+    ],
+)
+def test_engines_that_do_not_fit_at_once_are_groups_that_do(
+    given: dict[str, Any], room: int, groups: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order in which they are written. What does not fit beside plain decoding is refused,
+    and only that."""
+    spec = resolve(SCENARIO, **COUNTS, **given)
+    size = max(memory.needed_bytes(PAIR, own, "host") for own in spec.engine_specs.values())
+    monkeypatch.setattr(memory, "free_memory", lambda ranks: FreeMemory(room * size, "host"))
+    found = memory.groups_with_room(PAIR, spec)
+    assert [own.engines_at_once for own in found] == groups
+    for own in found:
+        others = len([arm for arm in own.engine_specs if arm not in (None, AA)])
+        if others < room:
+            memory.require_memory(PAIR, own)
+        else:
+            with refused("--arm", value="b" if room == 2 else "b, c", naming="leave it out"):
+                memory.require_memory(PAIR, own)
+
+
 def test_the_engine_of_k_0_has_no_drafter() -> None:
     """Neither its weights nor its cache, and vLLM is asked for no speculation."""
     pair = resolve_pair("tiny")

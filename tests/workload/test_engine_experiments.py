@@ -11,6 +11,7 @@ from nwor_bench.records.types import AA, Interleave, NworMode, ScvMode
 from nwor_bench.workload.config import RunSpec, Scenario, resolve
 from nwor_bench.workload.prompts import Prompt
 from nwor_bench.workload.schedule import make_plan
+from nwor_bench.workload.sweep_file import SweepFile, group_by_engine, make_points
 
 SCENARIO = Scenario(
     name="toy", requests=2, batches=6, warmup=1, draft_tokens=4, max_new_tokens=8, max_model_len=64
@@ -180,6 +181,32 @@ def test_arms_need_engines_and_no_adaptive_verification() -> None:
         spec_by_count(arms=ARMS, engines=False)
     with refused("--adaptive-verification"):
         spec_by_count(arms=ARMS, adaptive_verification=True)
+
+
+def test_a_group_has_the_engines_that_it_names_and_plain_decoding() -> None:
+    spec = spec_by_count(arms=ARMS, engines_at_once="lookup")
+    labels = [cell.label for cell in spec.experiment.cells("toy")]
+    assert labels == ["k = 0", "lookup k=2", "off x off (A/A)"]
+    assert tuple(spec.engine_specs) == (None, Drafts(MethodCount("lookup", 2)), AA)
+    with refused("engines_at_once", value="looku", near="lookup"):
+        spec_by_count(arms=ARMS, engines_at_once="eagle+looku")
+
+
+def test_groups_share_the_time_by_their_cells() -> None:
+    """Five cells in the first and three in the second."""
+    axes = {"pairs": ["tiny"], "engines_at_once": ["eagle", "lookup"], "requests": [2],
+            "draft_tokens": [2], "nwor_modes": ["off"], "scv_modes": ["off"]}  # fmt: skip
+    settings = {"draft_counts": [0, 1, 2], "engines": True, "arms": ARMS, "time_budget": "80s"}
+    content = json.dumps({"name": "worth", "axes": axes, "settings": settings})
+    points = make_points(SweepFile.model_validate_json(content))
+    assert [(p.words["engines_at_once"], p.spec.time_budget_s) for p in points] == [
+        ("eagle", 50), ("lookup", 30),
+    ]  # fmt: skip
+    assert [p.folder for p in points] == [
+        "01-tiny-short-k2-r2-t0-eagle",
+        "02-tiny-short-k2-r2-t0-lookup",
+    ]
+    assert len(group_by_engine(points)) == 2
 
 
 def test_an_arm_is_read_as_it_was_written() -> None:

@@ -299,7 +299,7 @@ def test_a_fault_is_seen(
     if fault == "columns":
         raw_tables(engine, monkeypatch)
     elif fault == "left to stock":
-        monkeypatch.setattr(states, "stages", lambda metadata: False)
+        monkeypatch.setattr(states, "stages", lambda *given: False)
         monkeypatch.setattr(states, "one_slot", False)
     else:
         monkeypatch.setattr(states, "_commit_of", lambda *given: lambda *counts: None)

@@ -51,7 +51,7 @@ from nwor_bench.records.cell import ADAPTIVE_VERIFICATION
 from nwor_bench.records.header import RunHeader
 from nwor_bench.records.types import RunStatus, ScvMode
 from nwor_bench.workload.experiment import ACCEPTANCE_RATES, WHY_LOSSY
-from nwor_bench.workload.method_arms import SPECULATION
+from nwor_bench.workload.method_arms import SPECULATION, entries_of
 from nwor_bench.workload.options import flag_of, to_plain
 from nwor_bench.workload.run_spec import (
     ACCEPTANCE_LENGTH,
@@ -84,18 +84,20 @@ def check_pair(pair: ResolvedPair, spec: RunSpec) -> None:
 
 
 def _flags_refused(spec: RunSpec) -> Iterator[ConfigError]:
-    nested = (spec.against or {}).get(SPECULATION, {})
-    for option, holder in _ENTRIES_OF_VLLM.items():
-        given = getattr(spec, option) or {}
-        given = {**nested, **given} if option == SPECULATION else given
-        source = vllm_source() if given else None
+    asked = [(flag_of(name), holder, getattr(spec, name)) for name, holder in _ENTRIES_OF_VLLM]
+    nested = (spec.against or {}).get(SPECULATION)
+    for where, entries in (
+        (f"--against: {SPECULATION}", nested),
+        *((f"--arm: {name}", entries_of(arm)) for name, arm in (spec.arms or {}).items()),
+    ):
+        asked.append((where, _SPECULATION, entries))
+    for field, holder, entries in asked:
+        source = vllm_source() if entries else None
         known = source.fields(holder) if source is not None else frozenset()
-        for name in given:
-            if source is not None and name.startswith("VLLM_"):
-                yield from _variable_refused(f"{flag_of(option)}: {name}", given[name], source)
+        for name in entries or {}:
+            if source is not None and name.startswith("VLLM_") and holder == _ENGINE:
+                yield from _variable_refused(f"{field}: {name}", entries[name], source)
             elif known and name not in known:
-                inside = name in nested and option == SPECULATION
-                field = f"--against: {SPECULATION}" if inside else flag_of(option)
                 yield ConfigError.unknown(field, name, known)
     most = spec.engine_args.get("max_logprobs", TOP)
     if isinstance(most, int) and 0 <= most < TOP:
@@ -118,11 +120,11 @@ def _variable_refused(field: str, value: Any, source: Source) -> Iterator[Config
         yield ConfigError.for_field(field, value, "nwor-bench sets it here; leave it out")
 
 
-_ENTRIES_OF_VLLM = {
-    "engine_args": "engine.arg_utils:EngineArgs",
-    "against": "engine.arg_utils:EngineArgs",
-    "speculative_config": "config.speculative:SpeculativeConfig",
-}
+_ENGINE = "engine.arg_utils:EngineArgs"
+_SPECULATION = "config.speculative:SpeculativeConfig"
+_ENTRIES_OF_VLLM = (
+    ("engine_args", _ENGINE), ("against", _ENGINE), ("speculative_config", _SPECULATION),
+)  # fmt: skip
 """Options that hold entries of a class of vLLM."""
 
 

@@ -67,11 +67,14 @@ def with_arms(
 def check_drafter(name: str, arm: MethodArm, choice: PairChoice) -> None:
     """Refuse an arm without the drafter that its method needs, before anything is fetched."""
     method = arm.get(METHOD)
+    flag = "--arm" if _NAME.fullmatch(name) else "--against"
+    if method is not None and method not in list(Method):
+        raise ConfigError.unknown(flag, str(method), Method)
     own = None if choice.target_model else load_pair(choice.pair or DEFAULT_PAIR)
     has_drafter = own is not None and own.own_drafter and own.method == method
     if arm.get(MODEL) is None and not has_drafter and method not in WITHOUT_DRAFTER | FROM_TARGET:
         others = f", and {own.name}'s is for {own.method}" if own and own.own_drafter else ""
         remedy = f"{method} needs a drafter{others}: write {name}=FOLDER_OR_HUB_NAME"
-        if not _NAME.fullmatch(name):  # of a second engine
+        if flag == "--against":
             remedy = f'{method} needs a drafter{others}: write "model": "FOLDER_OR_HUB_NAME" too'
-        raise ConfigError.for_field("--arm", name, remedy)
+        raise ConfigError.for_field(flag, name, remedy)

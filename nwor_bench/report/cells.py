@@ -1,6 +1,7 @@
 """The cells of a run: ratios on one axis, times, tokens, acceptance."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from nwor_bench.analysis.analyse import PERCENTILES, noise_floor
@@ -32,6 +33,9 @@ VERDICT_MARKS = {"FASTER": "<", "SLOWER": ">", "SAME": "o", "AMBIGUOUS": "D"}
 
 _ROW, _REST, _PHONE = 34, 108, 480
 """CSS pixels of a row of the figure, of everything else in it, and its width."""
+
+_LABEL = 26
+"""Characters in a line of a row's label, which has at most two: bars need room beside it."""
 
 ACCEPTANCE_NOTE = "Equal acceptance does not prove equal output; see Evidence."
 
@@ -201,7 +205,8 @@ def interval_figure(cells: Sequence[CellResult], margin: float) -> Figure | None
 
 def _draw_marks(axes: "Axes", cells: Sequence[CellResult]) -> None:
     """Each cell's ratio with its interval, one row a cell, the first at the top."""
-    axes.set_yticks(range(len(cells)), [cell.label for cell in cells])
+    labels = ["\n".join(wrap(c.label, _LABEL, max_lines=2, placeholder=" ...")) for c in cells]
+    axes.set_yticks(range(len(cells)), labels)
     axes.set_ylim(len(cells) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)

@@ -173,10 +173,10 @@ def _worst(comparison: Comparison) -> tuple[str, CellChange] | None:
 def headline_of_all(comparisons: Mapping[str, Comparison]) -> str:
     """Two sweeps: in how many runs which is said."""
     starts = Counter(
-        "a regression" if c.having(ChangeVerdict.REGRESSION) else _start(c).lower()
+        "A regression" if c.having(ChangeVerdict.REGRESSION) else _start(c)
         for c in comparisons.values()
     )
-    told = "; ".join(f"{start} in {number}" for start, number in starts.items())
+    told = "; ".join(f"{s[0].lower()}{s[1:]} in {number}" for s, number in starts.items())
     return f"{told[0].upper()}{told[1:]} of {plural(len(comparisons), 'run')}."
 
 

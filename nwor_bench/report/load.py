@@ -32,7 +32,7 @@ CsvTable = Literal["cells", "batches", "windows"]
 SweepTable = Literal["worth", "summary"]
 """A CSV file of a sweep folder, without its suffix; `worth` only of draft counts."""
 
-_SHOWN = ("scenario", "requests", "drafts", "nwor_mode", "scv_mode", "arm", "verdict",
+_SHOWN = ("scenario", "requests", "method", "drafts", "nwor_mode", "scv_mode", "arm", "verdict",
           "ratio_to_off", "ratio_ci_low", "ratio_ci_high", "ratio", "low", "high", "tokens_per_s",
           "parity", "folder")  # fmt: skip
 """Columns of a table that a notebook shows, if they are not empty."""

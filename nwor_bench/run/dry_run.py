@@ -7,7 +7,7 @@ from nwor_bench.engine.memory import GIB, kv_cache_bytes, needed_bytes
 from nwor_bench.instruments.device import free_memory, planned_card
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.types import AA, AttentionBy, StageBy
-from nwor_bench.report.text import plural
+from nwor_bench.report.text import clock, plural
 from nwor_bench.run.execute import Prepared
 from nwor_bench.workload.config import RunSpec
 from nwor_bench.workload.schedule import Plan
@@ -62,7 +62,7 @@ def sweep_lines(
     budgets = [point.spec.time_budget_s for point in points]
     seconds = [budget for budget in budgets if budget is not None]
     if len(seconds) == len(budgets):
-        lines.append(f"time: at most {sum(seconds) / 60:.0f} min, besides engine starts")
+        lines.append(f"time: at most {clock(sum(seconds))} min, besides engine starts")
     return lines
 
 

@@ -11,7 +11,7 @@ from nwor_bench.errors import ConfigError
 from nwor_bench.records.state_slots import ADDITIONAL, FIELD, one_slot
 from nwor_bench.records.types import StageBy
 from nwor_bench.workload.experiment import refusals, with_modes
-from nwor_bench.workload.method_arms import SPECULATION
+from nwor_bench.workload.method_arms import NUMBER, SPECULATION
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
 from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
 from nwor_bench.workload.scenario_values import MAX_DRAWN_BLOCKS, ScenarioValues
@@ -183,9 +183,15 @@ def _drafts_from(config: Mapping[str, Any] | None, values: dict[str, Any]) -> di
 def _refusals(spec: RunSpec) -> Iterator[ConfigError]:
     """Rules that concern more than one option."""
     scenario = spec.scenario
-    if scenario.draft_tokens > MAX_DRAFT_TOKENS:
-        remedy_text = f"write {MAX_DRAFT_TOKENS} at most: vLLM verifies no more (MAX_SPEC_LEN)"
-        yield ConfigError.for_field("--draft-tokens", scenario.draft_tokens, remedy_text)
+    nested = (spec.against or {}).get(SPECULATION)
+    drafts = nested.get(NUMBER, 0) if isinstance(nested, dict) else 0
+    for field, number in (
+        ("--draft-tokens", scenario.draft_tokens),
+        (f"--against: {NUMBER}", drafts),
+    ):
+        if type(number) is not int or not 0 <= number <= MAX_DRAFT_TOKENS:
+            remedy_text = f"write {MAX_DRAFT_TOKENS} at most: vLLM verifies no more (MAX_SPEC_LEN)"
+            yield ConfigError.for_field(field, number, remedy_text)
     room = scenario.max_new_tokens + scenario.draft_tokens
     if room >= scenario.max_model_len:
         yield ConfigError.for_field(

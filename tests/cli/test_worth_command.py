@@ -48,6 +48,11 @@ def specs_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[RunSpec]:
     return asked
 
 
+def test_long_prompts_have_room_if_they_are_given_it() -> None:
+    (point, *_) = make_points(asked(requests=(1,), max_model_len=26000))
+    assert point.spec.scenario.max_model_len == 26000
+
+
 @pytest.mark.parametrize("method", [m for m in Method if m.value not in
                                     ("eagle", "eagle3", "mtp", "draft_model")])  # fmt: skip
 def test_methods_that_cannot_change_their_count_are_refused_by_name(method: Method) -> None:

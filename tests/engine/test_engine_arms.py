@@ -446,6 +446,13 @@ def test_an_argument_that_vllm_does_not_know_is_refused() -> None:
         check_flags(spec)
 
 
+def test_an_arms_entry_that_vllm_does_not_know_is_refused() -> None:
+    entries = {"method": "ngram", "prompt_lookup_mx": 3}
+    spec = resolve(SCENARIO, **{**COUNTS, "arms": {"mine": entries}})
+    with refused("--arm: mine", value="prompt_lookup_mx", near="prompt_lookup_max"):
+        check_flags(spec)
+
+
 @pytest.mark.slow
 def test_arguments_that_change_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own configuration says so, not the arguments: it caches prefixes by default."""

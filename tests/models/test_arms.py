@@ -47,6 +47,11 @@ def test_a_drafter_is_needed_or_not_taken() -> None:
     pair = resolve_pair("tiny")
     with refused("--arm", naming="eagle=FOLDER_OR_HUB_NAME"):
         with_arms(pair, TINY, {"eagle": {"method": "eagle"}})
+    second = 'speculative_config={"method": "..."}'
+    with refused("--against", naming='"model": "FOLDER_OR_HUB_NAME"'):
+        with_arms(pair, TINY, {second: {"method": "eagle"}})
+    with refused("--against", value="eagl", near="eagle"):
+        with_arms(pair, TINY, {second: {"method": "eagl"}})
     with refused("--draft-model"):
         with_arms(pair, TINY, {"ngram": {"method": "ngram", "model": "org/head"}})
     with refused("--draft-model"):

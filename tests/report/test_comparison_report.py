@@ -17,6 +17,7 @@ from nwor_bench.report.comparison import (
     comparison_document,
     comparison_json,
     headline,
+    headline_of_all,
     how_decided,
     notes,
     reasons,
@@ -104,6 +105,8 @@ def test_the_headline_says_which_way_and_how_sure(made, badge: str, words: str) 
     comparison = made()
     assert headline(comparison).startswith(words)
     assert comparison_document({ONE: comparison}).lead[0].badge == badge
+    first = words.split(": ")[0]
+    assert headline_of_all({"a": comparison, "b": comparison}).startswith(first)
 
 
 def test_the_output_says_which_number_decides() -> None:

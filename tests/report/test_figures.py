@@ -13,6 +13,7 @@ from report_runs import RUNS, faster, gpu_run, invalid, with_counters
 from synthetic_run import analysed, change_windows, document_of, kept, make_run, summarised
 
 from nwor_bench.analysis.analyse import noise_floor
+from nwor_bench.records.cell import Arguments
 from nwor_bench.records.store import RunData
 from nwor_bench.records.types import Verdict
 from nwor_bench.report.cells import VERDICT_MARKS, interval_figure
@@ -123,6 +124,17 @@ def test_the_noise_band_and_the_line_at_one(run):
     assert bare is not None
     assert not canvas_of(bare).axes[0].patches
     assert "noise" not in bare.caption
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_long_label_leaves_room_for_the_bars():
+    first, *others = summarised(faster())
+    arm = Arguments.of({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}})
+    figure = interval_figure([first, *(replace(cell, arm=str(arm)) for cell in others)], 0.01)
+    assert figure is not None
+    draw_svg(figure)  # matplotlib warns if no room is left
+    (axes,) = canvas_of(figure).axes
+    assert rows(axes)[-1].endswith(" ...")
 
 
 def test_hostile_labels_make_no_markup():

@@ -129,6 +129,8 @@ def test_the_folder_of_worth_has_its_rows_and_its_runs(
     assert repr(loaded) == f"LoadedSweep(folder={own.parent!r})"
     assert [run.header.pair.name for run in loaded.runs] == ["tiny"]
     assert column(loaded._repr_html_(), "drafts") == ["0", "1", "2"]
+    rows.assign(method=["eagle", "eagle", "ngram"]).to_csv(own.parent / "worth.csv", index=False)
+    assert column(loaded._repr_html_(), "method") == ["eagle", "eagle", "ngram"]
     with refused("table", value="cells"):
         loaded.frame("cells")
     (own.parent / "worth.csv").unlink()

@@ -103,4 +103,4 @@ def test_a_sweep_says_how_long_it_may_take(
     run_loaded(load_sweep(path), RunOptions(dry_run=True))
     lines = capsys.readouterr().out.splitlines()
     assert "engine 1: tiny, up to 4 requests" in lines
-    assert lines[-1] == "time: at most 3 min, besides engine starts"
+    assert lines[-1] == "time: at most 3:00 min, besides engine starts"

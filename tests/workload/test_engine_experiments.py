@@ -238,6 +238,12 @@ def test_the_second_engine_may_have_variables_of_its_own() -> None:
     assert [own.get("VLLM_USE_V2_MODEL_RUNNER") for own in variables] == [None, "0", None]
 
 
+@pytest.mark.parametrize("number", [129, -1, "4"])
+def test_the_second_engine_has_as_many_drafts_as_vllm_verifies(number: Any) -> None:
+    with refused("--against: num_speculative_tokens", value=number, naming="128"):
+        spec_with(against=json.dumps({"speculative_config": {"num_speculative_tokens": number}}))
+
+
 @pytest.mark.parametrize("config", ["3", "[]", '"ngram"'])
 def test_a_speculative_config_is_an_object(config: str) -> None:
     with refused("--against: speculative_config"):

@@ -101,6 +101,7 @@ class WorthOptions:
         "line.",
     )] = None
     max_new_tokens: Annotated[int, Option("Tokens to generate per request.")] = 64
+    max_model_len: Annotated[int | None, Option("Prompt plus output, tokens.")] = None
     temperature: Annotated[float, Option("0 is greedy; the gate always is.")] = 0.0
     ci_width: Annotated[float | None, Option(
         "Stop at a batch size when tokens/s over k = 0 is within +- this much for every k, e.g. "
@@ -237,7 +238,8 @@ def _settings(options: WorthOptions) -> dict[str, Any]:
     from nwor_bench.instruments.device import uses_gpu
 
     named = ("target_model", "draft_model", "method", "max_new_tokens", "tensor_parallel_size",
-             "seed", "acceptance_rates", "engines", "arms", "prompts", "lora")  # fmt: skip
+             "seed", "acceptance_rates", "engines", "arms", "prompts", "lora",
+             "max_model_len")  # fmt: skip
     most, engine_args = options.max_draft_tokens, options.engine_args or {}
     if uses_gpu() and (options.arms or not options.engines):
         engine_args = _with_graphs(engine_args, options.requests, most)

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from zipfile import Path as ZipPath
 
+from nwor_bench.errors import ExitCode
 from nwor_bench.instruments.versions import installed
 
 
@@ -263,11 +264,15 @@ def remedies(found: Mapping[Feature, str]) -> list[str]:
     return [f"without {each}: {CONTRACT[each].without}" for each in own]
 
 
-def main(version: str) -> int:
-    """Print what a version takes, by its wheel alone, which pip downloads; 1 without staging."""
+def main(version: str = "") -> int:
+    """Print what a version takes, by its wheel alone, which pip downloads; 1 without staging, 2
+    if pip finds no such version, as it says itself."""
     with TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-cache-dir"]
-        subprocess.run([*pip, f"vllm=={version}", "-d", folder], check=True)
+        if subprocess.run([*pip, f"vllm=={version}", "-d", folder], check=False).returncode:
+            remedy = "write a version that pip finds, such as VLLM=0.33.0"
+            print(f"nwor-bench: VLLM: {version!r} is invalid; {remedy}", file=sys.stderr)
+            return ExitCode.BAD_USAGE
         found = losses(Source(ZipPath(next(Path(folder).glob("vllm-*.whl")), "vllm/")))
     print(f"vLLM {version}, by its source:")
     for name, answer in in_words(found).items():

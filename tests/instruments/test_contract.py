@@ -3,6 +3,7 @@
 import ast
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CompletedProcess
 from zipfile import Path as ZipPath
 from zipfile import ZipFile
 
@@ -68,9 +69,10 @@ def test_a_version_without_staging_fails_a_job(
     line: str,
     code: int,
 ) -> None:
-    def download(command: list[str], check: bool) -> None:
+    def download(command: list[str], check: bool) -> CompletedProcess[str]:
         with ZipFile(Path(command[-1]) / "vllm-0.34.0-any.whl", "w") as file:
             file.writestr("vllm/__init__.py", "")
+        return CompletedProcess(command, 0)
 
     vllm = ContractedVllm(without=("v1.worker.gpu.input_batch", gone))
     monkeypatch.setattr("subprocess.run", download)
@@ -79,6 +81,14 @@ def test_a_version_without_staging_fails_a_job(
     said = capsys.readouterr().out
     assert said.startswith("vLLM 0.34.0, by its source:\n  windows           yes\n")
     assert line in said
+
+
+def test_a_version_that_pip_does_not_find_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("subprocess.run", lambda command, check: CompletedProcess(command, 1))
+    assert contract.main("0.99") == 2
+    assert "VLLM: '0.99' is invalid; write" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # parses 40 files

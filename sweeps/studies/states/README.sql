@@ -101,3 +101,19 @@ SELECT k, requests, fmt('{:.2f}', step) AS step, fmt('{:.2f}', "commit") AS "com
   fmt('{:.1f}', 100 * half / work) AS "% of the work", fmt('{:+.0f}', 100 * part) AS "prototypes saved, % of the commit",
   fmt('{:+.1f}', 100 * saved / step) AS "% of the step ", fmt('{:+.1f}', 100 * saved / work) AS "% of the work "
 FROM fusing ORDER BY k, requests;
+
+-- view rings
+SELECT model, states, requests, drafts, max(us_layer * (name = 'today')) AS verify, max(us_layer * (name = 'commit')) AS writing,
+  max(us_layer * (name = CASE states WHEN 'f32' THEN 'before maxnreg 168' ELSE 'before' END)) AS ring,
+  max(us_layer * (name = 'flush, those that are full')) AS flush, max(us_layer * (name = 'stock')) AS stock,
+  max(us_layer * (name = 'copy of as many bytes')) AS copied
+FROM lazy GROUP BY 1, 2, 3, 4;
+
+-- values
+SELECT fmt('{:.2f} to {:.2f}', min((ring + flush) / (verify + writing)), max((ring + flush) / (verify + writing))) AS ring_both,
+  fmt('{:.2f} to {:.2f}', min(ring / verify), max(ring / verify)) AS ring_verify FROM rings WHERE requests > 1;
+
+-- table rings
+SELECT model, states, requests || 'x' || drafts AS window, fmt('{:.1f}', verify) AS verify, fmt('{:.1f}', writing) AS "commit", fmt('{:.1f}', ring) AS "ring, verify",
+  fmt('{:.1f}', flush) AS "ring, commit", fmt('{:.2f}', (ring + flush) / (verify + writing)) AS ratio, fmt('{:.1f}', stock) AS "vLLM, CUDA", fmt('{:.1f}', copied) AS "a copy"
+FROM rings ORDER BY model, states DESC, drafts, requests;

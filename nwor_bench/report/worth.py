@@ -150,7 +150,7 @@ def _facts(measured: MeasuredWorth) -> Definitions:
     worth, header = measured.worth, measured.header
     sizes = sorted({rate.requests for rate in worth.rates})
     entries = [
-        told_of(header, sizes_of(worth, sizes)),
+        told_of(header, sizes_of(worth, sizes) if sizes else ""),
         *worth_answer(measured).facts,
         *_server(measured),
         *_noise(measured),

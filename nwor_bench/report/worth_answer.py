@@ -152,10 +152,7 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
     worth, named = measured.worth, named_rates(measured.analyses[0].run)
     reply = worth_sentence(worth)
     facts: Facts = (*reply.facts, *_plain_decoding(worth, drafter_shares(measured.times)))
-    facts += (*_adaptive(worth), *_above(worth), *_taxes(worth))
-    if measured.left_out:
-        sizes = sizes_of(worth, measured.left_out)
-        facts += (("left out", f"{sizes}: NOT MEASURED, --time-budget had no room"),)
+    facts += (*_adaptive(worth), *_above(worth), *_taxes(worth), *_left_out(measured))
     for method, rates in named.items():
         shares = joined([percent(rate, 0) for rate in rates])
         of = f"{method}, " if method else ""
@@ -167,6 +164,21 @@ def worth_answer(measured: MeasuredWorth) -> Answer:
         text = f"{plural(len(broken), 'draft count')} failed the checks: {end}."
         reply = Answer(str(Verdict.INVALID), text)
     return replace(reply, facts=facts)
+
+
+def _left_out(measured: MeasuredWorth) -> Iterator[tuple[str, str]]:
+    """Batch sizes that did not run, and methods without a ratio where others have one."""
+    worth = measured.worth
+    if measured.left_out:
+        sizes = sizes_of(worth, measured.left_out)
+        yield "left out", f"{sizes}: NOT MEASURED, --time-budget had no room"
+    open_at: dict[str, set[int]] = {}
+    for rate in worth.rates:
+        if rate.method and rate.requests in worth.best and rate.verdict == Verdict.NOT_MEASURED:
+            open_at.setdefault(rate.method, set()).add(rate.requests)
+    for method, at in open_at.items():
+        told = sizes_of(worth, sorted(at))
+        yield "left out", f"{method} at {told}: NOT MEASURED, too few blocks"
 
 
 def _plain_decoding(worth: Worth, shares: Mapping[int, float]) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from nwor_bench.records.header import StoredSpec
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import worth as worth_page
 from nwor_bench.report import worth_answer
-from nwor_bench.report.document import Document
+from nwor_bench.report.document import Definitions, Document
 from nwor_bench.report.terminal import print_document
 from nwor_bench.report.worth import worth_rows
 from nwor_bench.stats.robust import from_ends
@@ -165,6 +165,23 @@ def test_each_group_of_engines_has_its_own_noise_and_plain_decoding() -> None:
     assert [text.split(" [")[0] for text in said] == [
         "eagle: k = 0 over itself 1.00", "ngram: k = 0 over itself 1.80",
     ]  # fmt: skip
+
+
+def test_a_method_that_was_not_measured_beside_another_is_told(analysis: Analysis) -> None:
+    rates = [rate(size, 1, ratio, verdict, method=method) for method, size, ratio, verdict in (
+        ("ngram", 1, 1.2, Verdict.FASTER), ("ngram", 4, 1.2, Verdict.FASTER),
+        ("eagle", 1, None, Verdict.NOT_MEASURED), ("eagle", 4, 1.1, Verdict.FASTER),
+    )]  # fmt: skip
+    found = worth(rates, dict.fromkeys((1, 4), MethodCount("ngram", 1)))
+    facts = worth_answer.worth_answer(MeasuredWorth((analysis,), found, ())).facts
+    left = [text for term, text in facts if term == "left out"]
+    assert left == ["eagle at 1 request: NOT MEASURED, too few blocks"]
+
+
+def test_a_run_without_a_batch_size_names_none(analysis: Analysis) -> None:
+    screen = worth_page.worth_screen(MeasuredWorth((analysis,), worth([], {}), ()))
+    (facts,) = (block for block in screen if isinstance(block, Definitions))
+    assert "requests" not in dict(facts.entries)["run"]
 
 
 def test_six_batch_sizes_fit_a_terminal_of_24_lines() -> None:

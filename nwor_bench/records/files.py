@@ -119,9 +119,14 @@ def records_path(folder: Path) -> Path:
 def only_writer(folder: Path) -> Iterator[None]:
     """Lock this run against other writers; the lock ends with its process.
 
-    Raises ConfigError if another process is writing it.
+    Raises ConfigError if another process is writing it, StoreError if nobody may.
     """
-    with (folder / RECORDS_FILE).open("ab") as file:
+    path = folder / RECORDS_FILE
+    try:
+        records = path.open("ab")
+    except OSError as error:
+        raise StoreError.at(path, f"cannot be written ({error.strerror})") from error
+    with records as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

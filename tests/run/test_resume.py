@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -314,6 +314,23 @@ def test_two_writers_are_refused() -> None:
     with only_writer(RUN), refused("run folder", value=str(RUN), cause=BlockingIOError):
         go_on()
     assert go_on() is ExitCode.OK
+
+
+def test_records_that_nobody_may_write_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / RECORDS_FILE
+    path.mkdir()
+    with refused(path, StoreError, cause=IsADirectoryError), only_writer(tmp_path):
+        pass
+
+
+def test_a_run_that_another_process_writes_is_refused_before_anything_is_loaded(
+    command_line: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_at(9)
+    monkeypatch.setattr("nwor_bench.run.prepare.resume_one", None)  # it loads vLLM
+    with only_writer(RUN):
+        code, _, message = command_line("sweep", "--resume", str(RUN))
+    assert (code, "another process is writing it" in message) == (ExitCode.BAD_USAGE, True)
 
 
 def test_leftovers_of_a_killed_write_are_cleared() -> None:

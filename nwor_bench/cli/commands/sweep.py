@@ -102,8 +102,8 @@ def _checked(
 
 
 def _check_resumed(folder: Path) -> None:
-    """Refuse a run or a sweep that is complete."""
-    from nwor_bench.records.files import SWEEP_FILE
+    """Refuse a run or a sweep that is complete, and a run that cannot be written now."""
+    from nwor_bench.records.files import RECORDS_FILE, SWEEP_FILE, only_writer
 
     if (folder / SWEEP_FILE).is_file():
         from nwor_bench.run.sweep_folder import SweepIndex
@@ -114,6 +114,9 @@ def _check_resumed(folder: Path) -> None:
         from nwor_bench.records.store import read_header
 
         require_incomplete(read_header(folder), str(folder))
+        if (folder / RECORDS_FILE).is_file():
+            with only_writer(folder):
+                return
 
 
 def _is_sweep(options: RunOptions) -> bool:

@@ -189,16 +189,17 @@ class RunStore:
     def _append(self, data: bytes) -> None:
         path = self.folder / RECORDS_FILE
         try:
-            with path.open("ab") as file:
-                before = file.tell()
-                try:
+            before = path.stat().st_size
+            try:
+                with path.open("ab") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                except BaseException:
-                    # Ctrl-C or a full disk: leave no half line for the next append to run into.
-                    os.truncate(path, before)
-                    raise
+            except BaseException:
+                # Ctrl-C or a full disk: leave no half line for the next append to run into. Not
+                # before the file is closed, which writes what is left in its buffer.
+                os.truncate(path, before)
+                raise
         except OSError as error:
             raise StoreError.at(path, f"cannot be written ({error.strerror})") from error
 

@@ -52,7 +52,8 @@ class LoadedRun:
 
     def _repr_html_(self) -> str:
         """The answer and the cells, in a notebook."""
-        return _in_notebook(answer_of(self.analysis).headline.line, self.frame("cells"))
+        cells = self.frame("cells").drop(columns="requests")  # a sum over batches, no batch size
+        return _in_notebook(answer_of(self.analysis).headline.line, cells)
 
     @property
     def header(self) -> RunHeader:

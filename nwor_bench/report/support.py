@@ -13,7 +13,7 @@ from nwor_bench.records.fallback_reasons import (
     mamba_cache_mode,
 )
 from nwor_bench.report.document import Table, table
-from nwor_bench.report.text import joined
+from nwor_bench.report.text import joined, plural
 
 WORDS = {
     Outcome.STAGED: "staged",
@@ -33,10 +33,8 @@ def answer(support: Support) -> str:
                 if support.part is Part.BOTH
                 else f"; the {states} recurrent layers stay as stock vLLM runs them."
             )
-            return (
-                f"{support.model.name}: drafts would be staged in the {layers - states} attention "
-                f"layers{kept}"
-            )
+            attend = plural(layers - states, "attention layer")
+            return f"{support.model.name}: drafts would be staged in the {attend}{kept}"
         every = "its one layer" if layers == 1 else f"all {layers} layers"
         return f"{support.model.name}: drafts would be staged, in {every}."
     return (

@@ -143,7 +143,8 @@ def sweep_document(
     lead += [] if many else [_answers(runs)]
     if measured:
         lead += [*_weakened(measured)]
-        cells = (Paragraph(_chance(measured)), _ratios(runs))
+    if number := sum(len(run.compared) for run in measured):
+        cells = (Paragraph(_chance(number)), _ratios(runs))
         sections.append(Section("All cells", cells, brief=True))
     return Document(f"nwor-bench sweep: {name}", tuple(lead), tuple(sections))
 
@@ -266,8 +267,9 @@ def _missing(runs: Sequence[SweptRun]) -> list[Block]:
 
 
 def _answers(runs: Sequence[SweptRun]) -> Table:
-    """One row a run: its badge, and the cell that its answer rests on."""
+    """One row a run: its badge, and the cell that its answer rests on, if any run has one."""
     axes = varying(runs)
+    columns = 5 if any(run.answer and run.answer.cell for run in runs) else 2
     rows = []
     for run in runs:
         cell = run.answer.cell if run.answer else None
@@ -275,9 +277,10 @@ def _answers(runs: Sequence[SweptRun]) -> Table:
         if cell is not None:
             rated = [cell.label, interval(cell.ratio), work_change(cell)]
         badge = run.answer.badge if run.answer else run.status
-        rows.append([f"{run.number}: {label_of_run(run, axes)}", badge, *rated])
+        rows.append([f"{run.number}: {label_of_run(run, axes)}", badge, *rated][:columns])
     heads = ["Run", "Answer", "Cell", "Time over off x off [95 % interval]", "GPU's work, %"]
-    return replace(table(heads, rows, numbers_from=3, caption="Answers"), links=_links(runs))
+    made = table(heads[:columns], rows, numbers_from=3, caption="Answers")
+    return replace(made, links=_links(runs))
 
 
 def _ratios(runs: Sequence[SweptRun]) -> Table:
@@ -301,8 +304,7 @@ def _value(cell: CellResult | None) -> str:
     return verdict if cell.ratio is None else f"{verdict} {interval(cell.ratio)}"
 
 
-def _chance(runs: Sequence[SweptRun]) -> str:
-    number = sum(len(run.compared) for run in runs)
+def _chance(number: int) -> str:
     return (
         f"The intervals are each cell's own: of {plural(number, 'ratio')} without any effect about "
         f"{max(1, round(number / 20))} would exclude 1 by chance. Trust effects that several runs "

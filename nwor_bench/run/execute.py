@@ -17,7 +17,7 @@ from rich.console import Console
 
 from nwor_bench.analysis.analyse import Analysis, analyse
 from nwor_bench.engine.protocol import Engine
-from nwor_bench.errors import ExitCode
+from nwor_bench.errors import BenchError, EngineError, ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.conditions import ConditionMonitor
 from nwor_bench.models.pairs import ResolvedPair
@@ -222,8 +222,10 @@ def run_prepared(
         code = _exit_code(status, analysis)
         if status is not RunStatus.COMPLETE and not in_sweep:
             say_how_to_go_on(folder, console)
-    if failure is not None:
+    if isinstance(failure, BenchError):
         raise failure
+    if failure is not None:  # its traceback is in the log
+        raise EngineError(f"{type(failure).__name__}: {failure}") from failure
     return code
 
 

@@ -265,11 +265,12 @@ def _checked(
             "out"
         )
         raise ConfigError.for_field("--ray", True, remedy)
-    prepared = {
-        point.number: prepare(point.spec, point.choice, console)
-        for group in groups
-        for point in group.points
-    }
+    prepared = {}
+    for point in (point for group in groups for point in group.points):
+        try:
+            prepared[point.number] = prepare(point.spec, point.choice, console)
+        except ConfigError as error:
+            raise error.of_run(point.number, point.label) from None
     pairs = [(group, prepared[group.points[0].number].pair) for group in groups]
     if not options.ray:
         for group, pair in pairs:

@@ -100,6 +100,15 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     assert told["reserved_bytes_per_request"] == 5 * told["one_slot_bytes_per_request"]
 
 
+def test_one_attention_layer_among_recurrent_ones_is_one_layer(plan: Run) -> None:
+    config = json.loads((CONFIGS / "Qwen3.5-27B.json").read_text())
+    text = config.get("text_config", config)
+    text |= {"num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"]}
+    Path("config.json").write_text(json.dumps(config))
+    _, out, _ = plan("config.json", "-q")
+    assert "staged in the 1 attention layer, and the states of 3 recurrent layers" in flat(out)
+
+
 def nearest(plan: Run, config: Path | str, requests: int) -> list[dict[str, Any]]:
     """The measured settings that stand beside a prediction, nearest first."""
     _, out, _ = plan(str(config), "--requests", str(requests), "--json")

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import os
+import resource
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -160,6 +161,22 @@ def test_a_failed_append_leaves_no_half_line(store, monkeypatch, failure):
     with pytest.raises(expected):
         store.append_event({"event": "lost"})
     assert (store.folder / RECORDS_FILE).read_bytes() == whole
+
+
+def test_a_line_that_a_full_disk_cuts_leaves_no_half_line(store):
+    path = store.folder / RECORDS_FILE
+    store.append_batch(BATCH, WINDOWS)
+    whole = path.read_bytes()
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, kept[1]))
+    try:
+        with refused(path, StoreError):
+            store.append_event({"event": "cut in its middle"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+    assert path.read_bytes() == whole
+    store.append_event({"event": "next"})
+    assert read_run(store.folder).events == ({"event": "next"},)
 
 
 def test_what_was_appended_is_on_the_disk_before_the_next_batch(store, monkeypatch):

@@ -112,6 +112,7 @@ def test_a_run_fits_a_line_and_a_notebooks_cell(folder: Path) -> None:
     assert column(shown, "ratio_to_off") == ratios
     assert "CPU RUN" in shown
     assert "NA" not in shown
+    assert "<th>requests</th>" not in shown  # the sum over batches looks like the batch size
 
 
 @pytest.mark.slow  # a whole run

@@ -15,6 +15,7 @@ from synthetic_run import make_run
 from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import RunData
 from nwor_bench.report.document import Bullets, Headline, Table
+from nwor_bench.report.html import render_html
 from nwor_bench.report.sweep import MIXED, NOTHING, SweptRun, sweep_answer, sweep_document
 from nwor_bench.report.text import NOT_MEASURED
 from nwor_bench.run.sweep_folder import SweepIndex
@@ -59,6 +60,18 @@ def test_the_answer_counts_the_runs(runs: tuple[SweptRun, ...], tmp_path: Path) 
         assert isinstance(lead, Headline)
         assert lead.badge == badge
     assert sweep_document("grid", runs[2:]).sections == ()
+
+
+def test_runs_that_only_checked_have_no_columns_of_times(tmp_path: Path) -> None:
+    checked = make_run(blocks=0, aa=True)
+    told = swept_runs(
+        SweepIndex.open(save_sweep(tmp_path / "c", [(place(1), checked), (place(2), checked)]))
+    )
+    document = sweep_document("c", told)
+    (answers,) = [block for block in document.lead if isinstance(block, Table)]
+    assert answers.headers == ("Run", "Answer")
+    assert document.sections == ()
+    assert "rows were not measured" not in render_html(document)
 
 
 def test_ratios_stand_in_a_table_that_leads_to_the_runs(runs: tuple[SweptRun, ...]) -> None:

@@ -27,7 +27,7 @@ from toy_run import Log, Runner, encode
 from nwor_bench.analysis.analyse import analyse
 from nwor_bench.analysis.parity.ties import ErrorScale, Place, PlaceVerdict
 from nwor_bench.cli.app import app
-from nwor_bench.errors import ConfigError, ExitCode, StoreError
+from nwor_bench.errors import ConfigError, EngineError, ExitCode, StoreError
 from nwor_bench.instruments import environment
 from nwor_bench.records.cell import INTERLEAVED
 from nwor_bench.records.files import RECORDS_FILE, RUN_FILE, only_writer
@@ -106,7 +106,7 @@ def test_a_resumed_run_is_the_run_that_was_never_cut(n: int, uncut: list[BatchRe
 
 
 def test_a_failed_run_can_be_resumed(uncut: list[BatchRecord]) -> None:
-    with pytest.raises(RuntimeError, match="gone"):
+    with pytest.raises(EngineError, match="RuntimeError: gone"):
         begin(FakeEngine(failing={12: RuntimeError("gone")}))
     assert go_on() is ExitCode.OK
     assert read_run(RUN).header.status == "complete"

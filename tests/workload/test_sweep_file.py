@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from nwor_bench.engine.memory import GIB, RUNTIME_BYTES
-from nwor_bench.errors import EngineError, ExitCode, StoreError
+from nwor_bench.errors import ConfigError, EngineError, ExitCode, StoreError
 from nwor_bench.models.pairs import ResolvedPair
 from nwor_bench.records.store import read_run
 from nwor_bench.records.types import NworMode, ScvMode
 from nwor_bench.run import execute
+from nwor_bench.run.prepare import prepare
 from nwor_bench.run.run_options import RunOptions
 from nwor_bench.run.sweep import resume_sweep, run_loaded
 from nwor_bench.workload.config import RunSpec
@@ -184,6 +185,19 @@ def test_a_sweep_leaves_a_run_folder_each_an_index_and_a_summary(small: Path) ->
     assert summary.tokens_per_s_ratio.notna().equals(summary.ratio_to_off.notna())
     assert "stage x off" in Path("out/summary.md").read_text()
     assert index()["finished_at"]
+
+
+def test_a_run_that_cannot_be_prepared_is_named(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(spec: RunSpec, *_: object) -> Any:
+        if spec.scenario.requests == 2:
+            raise ConfigError("refused")
+        return prepare(spec, *_)
+
+    monkeypatch.setattr("nwor_bench.run.sweep.prepare", refuse)
+    with pytest.raises(ConfigError, match=r"^run 2 \(tiny short, 4 drafts, 2 requests.*: refused$"):
+        sweep(small, Engines())
 
 
 def test_a_dry_run_tells_cells_engines_time_and_memory_and_writes_nothing(

@@ -88,7 +88,7 @@ def _fetch(name: str, options: ListOptions) -> None:
     """Make a pair ready, unless it is in the cache."""
     from nwor_bench.models.pairs import fetch_pair, load_pair
 
-    pair, silent = load_pair(name), options.as_json or options.quiet
+    pair, silent = load_pair(name, "--fetch"), options.as_json or options.quiet
     was_ready = _is_ready(pair)
     resolved = fetch_pair(
         pair, progress=lambda step: None if silent else typer.echo(f"{name}: {step}")

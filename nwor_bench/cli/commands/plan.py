@@ -8,6 +8,7 @@ import typer
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.cards import Card, Device, card_named
+from nwor_bench.workload.config import MAX_DRAFT_TOKENS
 from nwor_bench.workload.options import Option, fraction, quantity, up_to
 from nwor_bench.workload.run_spec import CacheDtype
 
@@ -43,7 +44,7 @@ class PlanOptions:
     context: Annotated[int, Option("Cached tokens per request.", check=up_to(MAX_COUNT))] = 1024
     draft_tokens: Annotated[int, Option(
         "Drafts per request and window.", aliases=("--num-speculative-tokens",),
-        check=up_to(MAX_COUNT),
+        check=up_to(MAX_DRAFT_TOKENS),
     )] = 4
     acceptance: Annotated[float, Option(
         "Accepted drafts over drafts: 0.5 or 50%.", shown="0.5", read=parse_acceptance,

@@ -140,8 +140,8 @@ def pair_names() -> list[str]:
     return sorted(path.stem for path in _folder().glob("*.toml"))
 
 
-def load_pair(name: str) -> ModelPair:
-    """Read a shipped pair by name, or any pair by the path of its .toml file.
+def load_pair(name: str, flag: str = "--pair") -> ModelPair:
+    """Read a shipped pair by name, or any pair by the path of its .toml file. `flag` named it.
 
     Raises ConfigError for an unknown name or an invalid file.
     """
@@ -149,7 +149,7 @@ def load_pair(name: str) -> ModelPair:
         path = Path(name).expanduser()
         return _with_drafter_beside(path, read_toml(path, ModelPair))
     if name not in pair_names():
-        raise ConfigError.unknown("--pair", name, pair_names(), "nwor-bench list pairs")
+        raise ConfigError.unknown(flag, name, pair_names(), "nwor-bench list pairs")
     path = _folder() / f"{name}.toml"
     return _with_drafter_beside(path, read_toml(path, ModelPair))
 

@@ -256,12 +256,13 @@ def by_position(windows: Sequence[WindowRecord]) -> tuple[list[int], list[int]]:
 
 def acceptance_changes(cell: CellData, baseline: CellData) -> list[Interval]:
     """By position, how much larger a cell's share of accepted drafts is than the baseline's, from
-    the blocks that both ran."""
+    the blocks in which both drafted it."""
     ours, theirs = by_block(cell), by_block(baseline)
     blocks = sorted(ours.keys() & theirs.keys())
-    pairs = [(_shares(ours[block][1]), _shares(theirs[block][1])) for block in blocks]
-    positions = min((len(side) for pair in pairs for side in pair), default=0)
-    return [mean_of(np.array([a[j] - b[j] for a, b in pairs])) for j in range(positions)]
+    shares = [(_shares(ours[block][1]), _shares(theirs[block][1])) for block in blocks]
+    rows = [[a - b for a, b in zip(*both, strict=False)] for both in shares]
+    positions = max(map(len, rows), default=0)
+    return [mean_of(np.array([row[j] for row in rows if len(row) > j])) for j in range(positions)]
 
 
 def _shares(windows: Sequence[WindowRecord]) -> list[float]:

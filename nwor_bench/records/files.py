@@ -149,7 +149,8 @@ def check_output(folder: Path) -> None:
     if held:
         known = {SWEEP_FILE: "a sweep", RUN_FILE: "a run", RECORDS_FILE: "a run"}
         what = next((known[name] for name in known if name in held), f"files ({held[0]})")
-        other = "an empty one" if what.startswith("files") else "go on with --resume"
+        goes_on = f"write nwor-bench sweep --resume {folder}"
+        other = "an empty one" if what.startswith("files") else goes_on
         remedy = f"it already holds {what}; name a new folder, or {other}"
         raise ConfigError.for_field("--output", str(folder), remedy)
     if not nearest.is_dir():

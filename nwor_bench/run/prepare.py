@@ -8,11 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
+from nwor_bench.analysis.draft_tokens import MIN_PROMPTS
 from nwor_bench.engine.arms import start_engine
 from nwor_bench.engine.engine import check_arguments
 from nwor_bench.engine.memory import require_memory
 from nwor_bench.engine.preflight import check_flags, check_pair, with_own_dtype
-from nwor_bench.errors import ExitCode
+from nwor_bench.errors import ConfigError, ExitCode
 from nwor_bench.instruments import environment
 from nwor_bench.instruments.device import uses_gpu
 from nwor_bench.models.arms import with_arms
@@ -25,12 +26,14 @@ from nwor_bench.models.pairs import (
 from nwor_bench.records.files import RUNS, check_output, default_folder
 from nwor_bench.records.store import RunData, block_name, read_run
 from nwor_bench.records.types import Phase
+from nwor_bench.report.text import plural
 from nwor_bench.run import resume
 from nwor_bench.run.dry_run import plan_lines
 from nwor_bench.run.execute import EngineFactory, EngineSource, GroupEngine, Prepared, run_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.workload.config import RunSpec
+from nwor_bench.workload.experiment import ACCEPTANCE_RATES
 from nwor_bench.workload.prompts import Encode, encode, load_prompts, load_tokenizer
 from nwor_bench.workload.run_spec import PairChoice
 from nwor_bench.workload.schedule import Plan, make_plan
@@ -155,7 +158,13 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
         check_model_configs(own)
     pair, note = with_own_dtype(pair, spec)
     spec = spec.experiment.completed(spec, uses_gpu())
-    plan = make_plan(spec, pair.name, load_prompts(spec.scenario))
+    prompts = load_prompts(spec.scenario)
+    texts = len({prompt.text for prompt in prompts})
+    measures = spec.draft_counts is not None and not spec.checks_only
+    if measures and ACCEPTANCE_RATES not in (spec.speculative_config or {}) and texts < MIN_PROMPTS:
+        remedy = f"tokens a window need {MIN_PROMPTS} different prompts for an interval; add some"
+        raise ConfigError.for_field("--prompts", plural(texts, "prompt"), remedy)
+    plan = make_plan(spec, pair.name, prompts)
     return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)
 
 

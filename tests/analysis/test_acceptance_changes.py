@@ -45,3 +45,15 @@ def test_intervals_include_the_truth_and_positions_of_both_count() -> None:
         (change,) = acceptance_changes(data((0.55,), seed), data((0.5, 0.3), 1000 + seed))
         hits += change.holds(0.05)
     assert hits >= 90
+
+
+def test_a_block_in_which_nothing_was_drafted_leaves_the_others_theirs() -> None:
+    """Prompt lookup may find nothing in a block, or fewer drafts than in the next."""
+    ours, theirs = data((0.6, 0.4), 5), data((0.6, 0.4), 6)
+    for window in ours.windows:
+        if window.block == 1:
+            window.drafts_per_position = window.accepted_per_position = ()
+        if window.block < 4:
+            window.drafts_per_position = window.drafts_per_position[:1]
+            window.accepted_per_position = window.accepted_per_position[:1]
+    assert [change.count for change in acceptance_changes(ours, theirs)] == [7, 5]

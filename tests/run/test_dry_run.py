@@ -93,6 +93,18 @@ def test_fewer_prompts_than_requests_are_said(told: Any, tmp_path: Path) -> None
     assert "repeat" not in " ".join(told(scenario=one, requests=1))
 
 
+def test_draft_counts_need_three_different_prompts(told: Any, tmp_path: Path) -> None:
+    """Tokens of fewer have no interval, however long one measures."""
+    path, two, three = tmp_path / "own.jsonl", ("a", "a", "b"), ("a", "b", "c")
+    path.write_text("".join(f'{{"text": "{text}"}}\n' for text in two))
+    counts = {"draft_counts": [0, 1], "nwor_modes": "off", "scv_modes": "off"}
+    with refused("--prompts", value="2 prompts", naming="3 different prompts"):
+        told(scenario=with_own_prompts(load_scenario("short"), path), **counts)
+    assert told(scenario=with_own_prompts(load_scenario("short"), path))
+    path.write_text("".join(f'{{"text": "{text}"}}\n' for text in three))
+    assert told(scenario=with_own_prompts(load_scenario("short"), path), **counts)
+
+
 def test_a_sweep_says_how_long_it_may_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -420,8 +420,8 @@ def test_a_folder_that_holds_a_sweep_is_refused(small: Path) -> None:
     with refused("--output", value="out") as caught:
         sweep(small, Engines())
     assert str(caught.value) == (
-        "--output: 'out' is invalid; it already holds a sweep; name a new folder, or go on with "
-        "--resume"
+        "--output: 'out' is invalid; it already holds a sweep; name a new folder, or write "
+        "nwor-bench sweep --resume out"
     )
 
 

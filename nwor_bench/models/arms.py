@@ -31,7 +31,8 @@ def read_arms(flag: str, texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             config = read_as(dict[str, Any], f"{flag} {name}", value)
         method = config.setdefault(METHOD, name)
         if method not in list(Method):
-            raise ConfigError.unknown(flag, str(method), Method)
+            where = f"{flag}: {name}: {METHOD}" if value.startswith("{") else flag
+            raise ConfigError.unknown(where, str(method), Method)
         if name in arms:
             remedy = f'two arms have this name; name one: \'NAME={{"method": "{method}", ...}}\''
             raise ConfigError.for_field(flag, name, remedy)

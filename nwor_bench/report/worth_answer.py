@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nwor_bench.analysis.draft_rates import Rate, Worth, best_rate, ranges_of
+from nwor_bench.analysis.draft_rates import MIN_JUDGED, Rate, Worth, best_rate, ranges_of
 from nwor_bench.analysis.draft_tokens import named_rates
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.worth import WindowTime, batch_size
@@ -225,9 +225,9 @@ def worth_sentence(worth: Worth) -> Answer:
     """What speculation gives at the smallest batch size at which it pays."""
     fixed = [rate for rate in worth.rates if not (rate.adaptive or rate.is_tax)]
     best = best_rate(fixed)
+    longer = (("next", "measure longer, or fewer batch sizes"),)
     if best is None:
         text = "Whether speculation pays is not known: too few windows or requests for an interval."
-        longer = (("next", "measure longer, or fewer batch sizes"),)
         return Answer(str(Verdict.NOT_MEASURED), text, facts=longer)
     paying = [r for r in fixed if r.ratio is not None and worth.best[r.requests] == r.count]
     if paying:
@@ -242,6 +242,10 @@ def worth_sentence(worth: Worth) -> Answer:
     where = f"at {sizes_of(worth, [rate.requests])}"
     if all(r.verdict == Verdict.SLOWER for r in fixed):
         return Answer(str(Verdict.SLOWER), f"Do not speculate: at best {_times(rate)} {where}.")
+    if rate.groups < MIN_JUDGED:
+        few = f"{rate.groups} of the {MIN_JUDGED} groups or blocks that a verdict needs"
+        text = f"Whether speculation pays is not known: {few}."
+        return Answer(str(Verdict.AMBIGUOUS), text, facts=longer)
     what = "method" if worth.next_best else "draft count"
     text = f"No {what} is shown to pay: at best {_times(rate)}."
     return Answer(str(Verdict.AMBIGUOUS), text)

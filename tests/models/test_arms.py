@@ -35,6 +35,7 @@ def test_an_arm_is_a_method_a_drafter_or_json() -> None:
         (["mine=org/head"], "--arm", "mtp"),
         (['{"method": "ngram"}'], "--arm", "NAME={JSON}"),
         (['x={"method": }'], "--arm x", "JSON"),
+        (['x={"model": "org/head"}'], "--arm: x: method", "mtp"),
         (["ngram", "ngram"], "--arm", "two arms"),
     ],
 )

@@ -13,7 +13,13 @@ from nwor_bench.records.types import StageBy
 from nwor_bench.workload.experiment import refusals, with_modes
 from nwor_bench.workload.method_arms import NUMBER, SPECULATION
 from nwor_bench.workload.options import declared, flag_of, names, read_all, remedy
-from nwor_bench.workload.run_spec import WARMUP_LOOKBACK, PairChoice, RunSpec, VllmEntries
+from nwor_bench.workload.run_spec import (
+    MAX_DRAFT_TOKENS,
+    WARMUP_LOOKBACK,
+    PairChoice,
+    RunSpec,
+    VllmEntries,
+)
 from nwor_bench.workload.scenario_values import MAX_DRAWN_BLOCKS, ScenarioValues
 from nwor_bench.workload.toml_file import NamedFile, StrictModel, read_toml, resource_dir
 
@@ -26,10 +32,6 @@ __all__ = [
     "resolve",
     "scenario_names",
 ]
-
-
-MAX_DRAFT_TOKENS = 128
-"""vLLM's MAX_SPEC_LEN: its rejection sampler asserts that a request has no more drafts."""
 
 
 class PromptSource(StrictModel):

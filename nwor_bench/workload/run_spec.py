@@ -45,6 +45,9 @@ CacheDtype = Literal[
 ]  # fmt: skip
 """vLLM's kv_cache_dtype, auto being the model's; importing it from vLLM would take seconds."""
 
+MAX_DRAFT_TOKENS = 128
+"""vLLM's MAX_SPEC_LEN: its rejection sampler asserts that a request has no more drafts."""
+
 MAX_GIB = 1_000_000
 
 

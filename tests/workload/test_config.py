@@ -13,13 +13,8 @@ from refusals import refused
 
 from nwor_bench.engine.arguments import engine_arguments
 from nwor_bench.errors import ConfigError
-from nwor_bench.workload.config import (
-    MAX_DRAFT_TOKENS,
-    Scenario,
-    load_scenario,
-    resolve,
-    scenario_names,
-)
+from nwor_bench.workload.config import Scenario, load_scenario, resolve, scenario_names
+from nwor_bench.workload.run_spec import MAX_DRAFT_TOKENS
 from nwor_bench.workload.sweep_file import load_sweep, make_points
 from nwor_bench.workload.toml_file import resource_dir
 

@@ -8,9 +8,8 @@ import typer
 from nwor_bench.cli.flags import AsJson, Quiet, with_flags
 from nwor_bench.errors import ConfigError
 from nwor_bench.instruments.cards import Card, Device, card_named
-from nwor_bench.workload.config import MAX_DRAFT_TOKENS
 from nwor_bench.workload.options import Option, fraction, quantity, up_to
-from nwor_bench.workload.run_spec import CacheDtype
+from nwor_bench.workload.run_spec import MAX_DRAFT_TOKENS, CacheDtype
 
 if TYPE_CHECKING:
     from nwor_bench.models.byte_model import Workload

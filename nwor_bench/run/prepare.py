@@ -145,6 +145,23 @@ def _ready(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
 
 def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     """Make the pair ready and decide every batch. Raises ConfigError for what cannot run."""
+    pair, note = ready_pair(spec, choice, console)
+    choice = choice.with_config(spec.speculative_config)
+    spec = spec.experiment.completed(spec, uses_gpu())
+    prompts = load_prompts(spec.scenario)
+    texts = len({prompt.text for prompt in prompts})
+    measures = spec.draft_counts is not None and not spec.checks_only
+    if measures and ACCEPTANCE_RATES not in (spec.speculative_config or {}) and texts < MIN_PROMPTS:
+        remedy = f"tokens a window need {MIN_PROMPTS} different prompts for an interval; add some"
+        raise ConfigError.for_field("--prompts", plural(texts, "prompt"), remedy)
+    plan = make_plan(spec, pair.name, prompts)
+    return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)
+
+
+def ready_pair(
+    spec: RunSpec, choice: PairChoice, console: Console
+) -> tuple[ResolvedPair, str | None]:
+    """The pair with its models on this machine, and `with_own_dtype`'s note. Raises ConfigError."""
     check_flags(spec)
     choice = choice.with_config(spec.speculative_config)
 
@@ -156,16 +173,7 @@ def prepare(spec: RunSpec, choice: PairChoice, console: Console) -> Prepared:
     for own in (pair, *pair.arms.values()):
         check_hub_models(own)
         check_model_configs(own)
-    pair, note = with_own_dtype(pair, spec)
-    spec = spec.experiment.completed(spec, uses_gpu())
-    prompts = load_prompts(spec.scenario)
-    texts = len({prompt.text for prompt in prompts})
-    measures = spec.draft_counts is not None and not spec.checks_only
-    if measures and ACCEPTANCE_RATES not in (spec.speculative_config or {}) and texts < MIN_PROMPTS:
-        remedy = f"tokens a window need {MIN_PROMPTS} different prompts for an interval; add some"
-        raise ConfigError.for_field("--prompts", plural(texts, "prompt"), remedy)
-    plan = make_plan(spec, pair.name, prompts)
-    return Prepared(spec, asdict(choice), pair, plan, _encode_all(plan, spec, pair), note)
+    return with_own_dtype(pair, spec)
 
 
 def _encode_all(plan: Plan, spec: RunSpec, pair: ResolvedPair) -> Encode:

@@ -29,7 +29,7 @@ from nwor_bench.report.run_report import exit_code_of
 from nwor_bench.run.batch_sizes import BatchSizes
 from nwor_bench.run.dry_run import sweep_lines
 from nwor_bench.run.execute import EngineFactory, GroupEngine, Prepared, run_prepared
-from nwor_bench.run.prepare import CheckEngine, prepare, resume_prepared
+from nwor_bench.run.prepare import CheckEngine, prepare, ready_pair, resume_prepared
 from nwor_bench.run.progress import check_vllm_version, console_for, tell_plan
 from nwor_bench.run.run_options import DEFAULT_OPTIONS, RunOptions
 from nwor_bench.run.sweep_folder import FAILED, INTERRUPTED, SweepIndex
@@ -190,7 +190,7 @@ def run_loaded(
 def _in_groups(sweep: SweepFile, console: Console) -> SweepFile:
     """The sweep with an axis for its engines if memory has no room for all of them at once."""
     whole = group_by_engine(make_points(sweep))[0]
-    pair = prepare(whole.points[0].spec, whole.points[0].choice, console).pair
+    pair, _ = ready_pair(whole.points[0].spec, whole.points[0].choice, console)
     names = tuple(str(each.engines_at_once) for each in groups_with_room(pair, whole.spec))
     if len(names) < 2:
         return sweep

@@ -364,10 +364,15 @@ Experiment = Grid | DraftCounts | Engines
 def experiment_of(asked: "RunSpec") -> Experiment:
     """What a configuration compares."""
     if asked.against is not None or asked.engines:
-        every, names = Engines.of(asked), (asked.engines_at_once or "").split(AT_ONCE)
-        own = [arm for arm in every.others if names == [""] or engine_name(arm) in names]
+        every, names = Engines.of(asked), _at_once(asked)
+        own = [arm for arm in every.others if not names or engine_name(arm) in names]
         return replace(every, others=tuple(own))
     return Grid.of(asked) if asked.draft_counts is None else DraftCounts.of(asked)
+
+
+def _at_once(spec: "RunSpec") -> list[str]:
+    """Names of the engines beside plain decoding's; none if all are up at once."""
+    return [name for name in (spec.engines_at_once or "").split(AT_ONCE) if name]
 
 
 def refusals(spec: "RunSpec") -> Iterator[ConfigError]:
@@ -375,8 +380,8 @@ def refusals(spec: "RunSpec") -> Iterator[ConfigError]:
     if spec.arms and not spec.engines:
         yield ConfigError.for_field("arms", list(spec.arms), "write engines = true too")
     known = [engine_name(arm) for arm in Engines.of(spec).others] if spec.engines else []
-    for name in (spec.engines_at_once or "").split(AT_ONCE):
-        if name not in ("", *known):
+    for name in _at_once(spec):
+        if name not in known:
             yield ConfigError.unknown("engines_at_once", name, known)
     if spec.adaptive_verification and (not spec.engines or spec.arms):
         remedy = "it needs an engine of its own; write engines = true (worth: --engines) too"

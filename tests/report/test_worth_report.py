@@ -179,7 +179,7 @@ def test_a_method_that_was_not_measured_beside_another_is_told(analysis: Analysi
 
 
 def test_too_few_blocks_give_no_interval_in_the_sentence() -> None:
-    """Of three an interval may reach to 200,000."""
+    """An interval of three may reach to 200,000."""
     unsure = rate(1, 1, 1.4, Verdict.AMBIGUOUS)
     for groups, told in ((4, "not known: 4 of the 5 groups or blocks"), (5, "shown to pay")):
         answer = worth_answer.worth_sentence(worth([replace(unsure, groups=groups)], {1: 0}))

@@ -285,13 +285,9 @@ def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:
         with _refusals():
             from vllm import LLM
 
-            llm = LLM(**engine_arguments(pair, spec))
-            if spec.lora is not None:
-                from vllm.lora.request import LoRARequest
-
-                adapter = LoRARequest("adapter", 1, spec.lora)
-                llm.generate = partial(llm.generate, lora_request=adapter)
-            return llm
+            # Without torchcodec vLLM keeps an import's error, and with it this frame and its
+            # callers': none of them may name the engine, or closing it frees no memory.
+            return _with_adapter(LLM(**engine_arguments(pair, spec)), spec.lora)
     except BenchError:
         raise
     except Exception as error:
@@ -299,6 +295,16 @@ def start_llm(pair: ResolvedPair, spec: RunSpec) -> Any:
         if "torchvision" in said:
             said += f"; {WITHOUT_TORCHVISION}"
         raise EngineError.at("vLLM did not start", said) from error
+
+
+def _with_adapter(llm: Any, lora: str | None) -> Any:
+    """The engine, whose requests take this LoRA adapter; None: none."""
+    if lora is not None:
+        from vllm.lora.request import LoRARequest
+
+        adapter = LoRARequest("adapter", 1, lora)
+        llm.generate = partial(llm.generate, lora_request=adapter)
+    return llm
 
 
 @contextmanager

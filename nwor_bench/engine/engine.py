@@ -83,8 +83,10 @@ class VllmEngine:
             except ConfigError:
                 self.close()
                 raise
-            core = self._llm.llm_engine.engine_core.engine_core  # in this process
-            self._draft_counts = CountSwitch(core.scheduler, counts)
+            self._draft_counts = CountSwitch(
+                self._llm.llm_engine.engine_core.engine_core.scheduler,  # in this process
+                counts,
+            )
         if (spec.speculative_config or {}).get(ADAPTIVE_VERIFICATION):
             self._require_adaptive(pair)
         self._vllm = require_supported_vllm()

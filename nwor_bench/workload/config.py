@@ -192,7 +192,7 @@ def _refusals(spec: RunSpec) -> Iterator[ConfigError]:
         (f"--against: {NUMBER}", drafts),
     ):
         if type(number) is not int or not 0 <= number <= MAX_DRAFT_TOKENS:
-            remedy_text = f"write {MAX_DRAFT_TOKENS} at most: vLLM verifies no more (MAX_SPEC_LEN)"
+            remedy_text = f"write 1 to {MAX_DRAFT_TOKENS}: vLLM verifies no more (MAX_SPEC_LEN)"
             yield ConfigError.for_field(field, number, remedy_text)
     room = scenario.max_new_tokens + scenario.draft_tokens
     if room >= scenario.max_model_len:

@@ -59,6 +59,12 @@ def test_layers_are_told_by_kind() -> None:
     ]
 
 
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "Qwen3ForSequenceClassification"])
+def test_a_model_that_generates_no_text_is_refused(architecture: str) -> None:
+    with refused(FIELD, naming=architecture):
+        facts(architectures=[architecture])
+
+
 def test_methods_are_staged_or_refused_with_their_reason() -> None:
     found = {each.method: each for each in methods_of(facts(), EngineFacts())}
     assert set(found) == set(Method)

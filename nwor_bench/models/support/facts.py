@@ -67,6 +67,13 @@ class ModelFacts:
     mtp_layers: int | None = None
 
 
+_WITHOUT_TEXT = (
+    *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+    *("ForQuestionAnswering", "BertModel"),
+)
+"""Ends of architectures that vLLM does not generate with."""
+
+
 def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts:
     """The facts of a config.json; reads `text_config` if there is one.
 
@@ -91,13 +98,16 @@ def read_facts(config: Config, name: str, field: str, source: str) -> ModelFacts
     if not isinstance(architectures, list):
         remedy = f'its "architectures" is {architectures!r}; write a list of one name'
         raise ConfigError.for_field(field, source, remedy)
+    if (architecture := str(architectures[0])).endswith(_WITHOUT_TEXT):
+        remedy = f"it generates no text ({architecture}); name a model that does"
+        raise ConfigError.for_field(field, source, remedy)
     outer = str(config.get("model_type") or text.get("model_type") or "")
     images = outer in _MM_PREFIX or (
         outer.startswith("gemma4") and text.get("use_bidirectional_attention") == "vision"
     )
     return ModelFacts(
         name=name,
-        architecture=str(architectures[0]),
+        architecture=architecture,
         model_type=outer,
         layers=layers,
         images_see_themselves=images,

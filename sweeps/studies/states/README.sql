@@ -117,3 +117,18 @@ SELECT fmt('{:.2f} to {:.2f}', min((ring + flush) / (verify + writing)), max((ri
 SELECT model, states, requests || 'x' || drafts AS window, fmt('{:.1f}', verify) AS verify, fmt('{:.1f}', writing) AS "commit", fmt('{:.1f}', ring) AS "ring, verify",
   fmt('{:.1f}', flush) AS "ring, commit", fmt('{:.2f}', (ring + flush) / (verify + writing)) AS ratio, fmt('{:.1f}', stock) AS "vLLM, CUDA", fmt('{:.1f}', copied) AS "a copy"
 FROM rings ORDER BY model, states DESC, drafts, requests;
+
+-- values
+SELECT fmt('{:.0f}', 100 * max(CASE variant WHEN 'today' THEN stall_long_scoreboard / stalls END)) AS waits_memory,
+  fmt('{:.0f}', 100 * max(CASE variant WHEN 'today' THEN (stall_barrier + stall_short_scoreboard) / stalls END)) AS waits_others,
+  fmt('{:.0f}', max(CASE variant WHEN 'today' THEN tensor_pipe END)) AS tensor_busy,
+  fmt('{:.0f}', max(CASE variant WHEN 'today' THEN dram_of_peak END)) AS of_peak,
+  fmt('{:.2f}', max(CASE variant WHEN 'early, cut3' THEN us END) / max(CASE variant WHEN 'today' THEN us END)) AS early_cut
+FROM verify;
+
+-- table verify
+SELECT variant, fmt('{:.0f}', predicted_us) AS "predicted, us", fmt('{:.1f}', us) AS us, fmt('{:.2f}', dram_tb_s) AS "DRAM, TB/s",
+  fmt('{:.0f}', issue_slots_busy) AS "issuing, %", registers, fmt('{:,.0f}', spilling_requests) AS spills,
+  fmt('{:.2f}', stall_long_scoreboard) AS "memory", fmt('{:.2f}', stall_barrier) AS barriers, fmt('{:.2f}', stall_short_scoreboard) AS "shared memory",
+  fmt('{:.2f}', stalls - stall_long_scoreboard - stall_barrier - stall_short_scoreboard) AS rest
+FROM verify;

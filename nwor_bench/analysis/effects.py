@@ -30,6 +30,9 @@ class ConditionEffects:
     if_throttled: Interval | None
     """Change of the log ratio from a batch never throttled to one always throttled."""
 
+    over_the_run: Interval | None
+    """Change of the log ratio from the first group to the last."""
+
 
 def condition_effects(
     groups: Sequence[Group], effects: Sequence[float], batches: Mapping[int, BatchRecord]
@@ -44,7 +47,8 @@ def condition_effects(
             clocked.append((clock / SLOPE_MHZ, effect))
         if held_ms is not None:
             throttled.append((min(1.0, held_ms / batch.latency_ms), effect))
-    return ConditionEffects(_slope(clocked), _slope(throttled))
+    timed = [(place / len(effects), effect) for place, effect in enumerate(effects)]
+    return ConditionEffects(*map(_slope, (clocked, throttled, timed)))
 
 
 def _slope(rows: Sequence[tuple[float, float]]) -> Interval | None:

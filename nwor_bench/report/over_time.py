@@ -36,7 +36,7 @@ _HALF = 0.005
 """Half of the least height of a panel of ratios."""
 
 RATIOS = "Dots: ratios in order of measurement; shaded: the whole run. A slope is drift."
-RATES = "Each dot: a batch's tokens over the time of its windows; the line is off x off."
+RATES = "Dots: tokens over the time of windows (no prefill), in order; line: off x off."
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,15 @@ def ratios_in_order(analysis: Analysis, cell: CellResult) -> list[float]:
     )
 
 
-def merged(ratios: Sequence[float]) -> tuple[Dot, ...]:
-    """One dot a ratio; of many ratios one for each of at most MAX_DOTS parts, with its interval."""
-    if len(ratios) < _ONE_BY_ONE:
-        return tuple(Dot((at + 0.5) / len(ratios), ratio) for at, ratio in enumerate(ratios))
-    parts = np.array_split(np.log(ratios), min(MAX_DOTS, len(ratios) // MIN_GROUPS))
+def merged(values: Sequence[float]) -> tuple[Dot, ...]:
+    """One dot a value; of many values one for each of at most MAX_DOTS parts, with its interval."""
+    if len(values) < _ONE_BY_ONE:
+        return tuple(Dot((at + 0.5) / len(values), value) for at, value in enumerate(values))
+    parts = np.array_split(np.log(values), min(MAX_DOTS, len(values) // MIN_GROUPS))
     locations = [robust_location(list(part)) for part in parts]
-    bounds = [None if location is None else location.exp() for location in locations]
     return tuple(
         Dot((at + 0.5) / len(parts), ratio.value, ratio.low, ratio.high)
-        for at, ratio in enumerate(bounds)
+        for at, ratio in enumerate(own and own.exp() for own in locations)
         if ratio is not None
     )
 
@@ -140,8 +139,7 @@ def _rates_of(data: CellData) -> tuple[Dot, ...]:
     for window in data.counted if data.measured else ():
         batches.setdefault((window.batch, window.block), []).append(window)
     works = [windows_work(windows) for _, windows in sorted(batches.items())]
-    rates = [1000 * work.tokens / work.ms for work in works if work.ms]
-    return tuple(Dot((at + 0.5) / len(rates), rate) for at, rate in enumerate(rates))
+    return merged([1000 * work.tokens / work.ms for work in works if work.ms and work.tokens])
 
 
 def _figure(

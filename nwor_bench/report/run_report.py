@@ -304,8 +304,8 @@ def limits(run: RunData, cells: Sequence[CellResult]) -> tuple[str, ...]:
         *_attention(run, cells),
         *_work(run, cells),
         "A verdict is valid for this pair, machine and load; others may differ.",
-        "Equal tokens were shown for the gate's prompts and this data type. That is strong "
-        "evidence of the same computation, not a proof for every input.",
+        "The gate checks its own prompts in this data type. Passing it is strong evidence of the "
+        "same computation, not a proof for every input.",
     )
 
 

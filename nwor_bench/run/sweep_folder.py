@@ -65,7 +65,10 @@ class SweepIndex:
 
     @classmethod
     def open(cls, folder: Path) -> "SweepIndex":
-        """Read a sweep folder. Raises StoreError if its index is damaged or of another version."""
+        """Read a sweep folder, where a run without records is pending again.
+
+        Raises StoreError if its index is damaged or of another version.
+        """
         path = folder / INDEX_FILE
         try:
             content = read_object(path.read_bytes(), path)
@@ -79,7 +82,12 @@ class SweepIndex:
                 version,
                 joint=" ",
             )
-        return cls(folder, content)
+        index = cls(folder, content)
+        for run in index._listed:  # the folder of a run may have been deleted since
+            if isinstance(run, dict) and run.get("status") == DONE:
+                kept = folder / str(run.get("folder")) / RUN_FILE
+                run["status"] = DONE if kept.is_file() else PENDING
+        return index
 
     @classmethod
     def of_runs(cls, folder: Path) -> "SweepIndex":

@@ -1,5 +1,6 @@
 """Findings: each planted fault is named with its remedy, and a sound run has none of them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -342,6 +343,18 @@ def planted_run(planted: str = "", graph: float = 0.972) -> RunData:
     seed = 6 if planted == "clocks" else 5  # one seed in ten has a clock effect by chance
     whole = {"graph": graph, "control": 0.985}
     return interleaved_run(kinds[planted], batches, whole=whole, seed=seed)
+
+
+@pytest.mark.parametrize(("slope", "severity"), [(0.0, NOTE), (-0.02, WARNING)])
+def test_a_drift_of_times_says_if_ratios_drifted_too(slope: float, severity: Severity) -> None:
+    """The clock falls by 165 MHz: times grow, and ratios by 2 % per 100 MHz if planted."""
+    falling = Planted(EFFECTS, clocks=[1980.0 - 15 * place for place in range(12)],
+                      per_100_mhz=slope)  # fmt: skip
+    found = the(K.TREND, interleaved_run(falling))
+    assert found.severity is severity
+    (change,) = re.findall(r"So did ratios: .*of stage x graph by \+(\S+) %", found.message) or [0]
+    assert float(change) == pytest.approx(-165 * slope, abs=0.5)
+    assert ("no ratio drifted" in found.remedy) is (not slope)
 
 
 @pytest.mark.slow

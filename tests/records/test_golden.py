@@ -93,7 +93,7 @@ def test_command_lines_are_refused_with_the_same_words() -> None:
     check(of_refusals(), "refusals")
 
 
-KEPT = Path(__file__).parents[2] / "sweeps" / "results" / "h200" / "kept"
+KEPT = Path(__file__).parents[2] / "sweeps" / "results" / "kept"
 RUNS = sorted(path.parent for path in KEPT.glob(f"*/{RUN_FILE}"))
 
 

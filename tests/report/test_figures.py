@@ -211,6 +211,12 @@ def test_throughput_is_tokens_over_window_time() -> None:
         assert shown == {rate}
 
 
+def test_batches_of_a_long_run_share_dots() -> None:
+    """Their throughput took two thirds of the page."""
+    drawn = titled(panels(gpu_run(blocks=100), RATE))
+    assert {len(dots(axes)) for axes in drawn.values()} == {10}
+
+
 def test_a_short_run_has_no_such_section() -> None:
     assert over_time_section(analysed(gpu_run(blocks=4))) == []
     untimed = change_windows(gpu_run(), lambda w: True, wall_ms=None)

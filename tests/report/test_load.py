@@ -29,7 +29,7 @@ from nwor_bench.run.microbench.report import KernelRow
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = CHECKOUT / "docs" / "columns.csv"
-KEPT = CHECKOUT / "sweeps" / "results" / "h200" / "kept"
+KEPT = CHECKOUT / "sweeps" / "results" / "kept"
 GOLDEN = CHECKOUT / "tests" / "golden"
 RECORDS = {"cells": CellResult, "batches": BatchRecord, "windows": WindowRecord}
 

@@ -16,6 +16,7 @@ from nwor_bench.errors import ExitCode
 from nwor_bench.records.store import RunData
 from nwor_bench.report.document import Bullets, Headline, Table
 from nwor_bench.report.html import render_html
+from nwor_bench.report.markdown import render_markdown
 from nwor_bench.report.sweep import MIXED, NOTHING, SweptRun, sweep_answer, sweep_document
 from nwor_bench.report.text import NOT_MEASURED
 from nwor_bench.run.sweep_folder import SweepIndex
@@ -60,6 +61,15 @@ def test_the_answer_counts_the_runs(runs: tuple[SweptRun, ...], tmp_path: Path) 
         assert isinstance(lead, Headline)
         assert lead.badge == badge
     assert sweep_document("grid", runs[2:]).sections == ()
+
+
+def test_a_run_whose_folder_was_deleted_is_to_be_run_again(tmp_path: Path) -> None:
+    kept = [(place(1), make_run(blocks=5, aa=True)), (place(2), make_run(blocks=5, aa=True))]
+    folder = save_sweep(tmp_path / "grid", kept)
+    shutil.rmtree(folder / "01-toy")
+    index = SweepIndex.open(folder)
+    assert [index.status(number) for number in (1, 2)] == ["pending", "done"]
+    assert "run 1 (pending)" in render_markdown(sweep_document("grid", swept_runs(index)))
 
 
 def test_runs_that_only_checked_have_no_columns_of_times(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from nwor_bench.records.types import Phase
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-KEPT = CHECKOUT / "sweeps" / "results" / "h200" / "kept" / "llama-3b-shape-ctx-1k"
+KEPT = CHECKOUT / "sweeps" / "results" / "kept" / "llama-3b-shape-ctx-1k"
 
 
 @pytest.fixture
@@ -32,21 +32,21 @@ def test_a_row_a_cell_with_the_figures_that_the_run_stored(run_rows: ModuleType)
     for column, field in fields.items():
         assert [row[column] for row in rows] == [cell[field] for cell in cells]
     assert {(r["run"], r["gpu"], r["commit"]) for r in rows} == {
-        (KEPT.name, "NVIDIA H200", "3a1c0d6d6895")
+        (KEPT.name, "NVIDIA H100 80GB HBM3", "d784d57040ee")
     }
     assert "off x off (A/A)" in {row["cell"] for row in rows}
     assert [bool(row["command"]) for row in rows] == [True] + [False] * (len(rows) - 1)
 
 
 FACTS: list[tuple[str, dict[str, object]]] = [
-    ("runs", {"cell": "control x off", "n": 2, "forward_ms": 2.9214, "sample_ms": 0.2482,
-              "mask_ms": None, "commit_ms": 0.0085, "hooks_ms": 0.0295, "synthetic_length": 2.6}),
-    ("runs", {"cell": "stage x adaptive", "deciding_ms": 0.0334, "first_mismatch": None}),
-    ("interleave", {"cell": "control x off", "ratio_ci_low": 0.9783, "clock_low_mhz": 1575}),
-    ("interleave", {"cell": "stage x adaptive over control x off", "ratio_to_off": 0.9778}),
-    ("states", {"cell": "control x off", "windows": 666, "kv_verdict": "within tolerance"}),
-    ("one-slot", {"cell": "control x off", "phase": "timed", "at_once": 8, "latency_ms": 209.3}),
-    ("two-clocks", {"step_ms": 4.7708, "tokens_per_s_percent": 2.1364, "attention": "ours"}),
+    ("runs", {"cell": "control x off", "n": 3, "forward_ms": 3.3105, "sample_ms": 0.3675,
+              "mask_ms": None, "commit_ms": 0.0089, "hooks_ms": 0.0645, "synthetic_length": None}),
+    ("runs", {"cell": "stage x adaptive", "deciding_ms": 0.0821, "first_mismatch": None}),
+    ("interleave", {"cell": "control x off", "ratio_ci_low": 0.9774, "clock_low_mhz": 1965}),
+    ("interleave", {"cell": "stage x graph over control x off", "ratio_to_off": 0.9838}),
+    ("states", {"cell": "control x off", "windows": 2231, "kv_verdict": "within tolerance"}),
+    ("one-slot", {"cell": "control x off", "phase": "timed", "at_once": 8, "latency_ms": 254.1}),
+    ("two-clocks", {"step_ms": 5.6241, "tokens_per_s_percent": 2.2258, "attention": "ours"}),
     ("gated", {"cell": "control x off", "ready_gate": 0, "kv_layers": 28, "local_layers": 28}),
     ("mtp", {"layers": 28, "positions_checked": 8696, "verdict_of_off": "reference"}),
 ]  # fmt: skip

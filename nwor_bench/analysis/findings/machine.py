@@ -37,10 +37,19 @@ def _warmup(evidence: Evidence) -> Cases:
 
 
 def _trend(evidence: Evidence) -> Cases:
+    """A note if neighbouring windows decide and no ratio drifted with the times."""
     means = _baseline_means(evidence)
     drift = trend(means)
-    if drift.matters:
-        yield Case({"drift": 100 * drift.drift, "blocks": len(means), "p_value": drift.p_value})
+    if not drift.matters:
+        return
+    slopes = {cell.label: own.conditions.over_the_run for cell, own in evidence.interleaved}
+    moved = ", ".join(f"of {name} by {_percent(own)}" for name, own in slopes.items()
+                      if own and own.p_value * evidence.compared_cells < SIGNIFICANCE)  # fmt: skip
+    values = {"drift": 100 * drift.drift, "blocks": len(means), "p_value": drift.p_value,
+              "ratios": moved and f" So did ratios: {moved}."}  # fmt: skip
+    steady = evidence.windows_decide and not moved and all(slopes.values())
+    remedy = f"{NEIGHBOURS}, and no ratio drifted." if steady else None
+    yield Case(values, severity=Severity.NOTE if steady else None, remedy=remedy)
 
 
 def _baseline_means(evidence: Evidence) -> list[float]:
@@ -104,14 +113,14 @@ def _clocks(evidence: Evidence) -> Cases:
 def _slopes(effect: PairEffect) -> list[tuple[Interval, str]]:
     """How the ratio changes with the clock and with throttling, as far as known, and in words:
     `+0.02 % [-0.03, 0.07] while throttled`."""
-    state, slopes = effect.conditions, []
+    state = effect.conditions
     known = ((state.per_100_mhz, "for 100 MHz more"), (state.if_throttled, "while throttled"))
-    for slope, unit in known:
-        if slope is not None:
-            ends = (slope.value, slope.value - slope.half_width, slope.value + slope.half_width)
-            value, low, high = (100 * expm1(end) for end in ends)
-            slopes.append((slope, f"{value:+.2f} % [{low:.2f}, {high:.2f}] {unit}"))
-    return slopes
+    return [(slope, f"{_percent(slope)} {unit}") for slope, unit in known if slope is not None]
+
+
+def _percent(change: Interval) -> str:
+    value, low, high = (100 * expm1(end) for end in (change.value, change.low, change.high))
+    return f"{value:+.2f} % [{low:.2f}, {high:.2f}]"
 
 
 def _gpu_shared(evidence: Evidence) -> Cases:
@@ -155,9 +164,9 @@ ROWS = (
         "Window times were not steady after warm-up"),
     Row(FindingKind.TREND, _trend,
         "Window times of off x off drifted by {drift:+.1f} % over {blocks} blocks (Mann-Kendall "
-        "p = {p_value:.3f}).",
-        "Warm up longer (--warmup), fix the clocks. Ratios are unaffected, since every block holds "
-        "all cells; absolute times are not.", "Window times drifted"),
+        "p = {p_value:.3f}).{ratios}",
+        "Warm up longer (--warmup), fix the clocks. What drifts in all cells cancels in ratios, "
+        "since every block holds all cells.", "Window times drifted"),
     Row(FindingKind.HOST_PACE, _host_pace,
         "The run is host-bound: groups of windows that took longer on the host's clock did so on "
         "the GPU's too (rank correlation {least:.2f} or more, {pair}). The GPU waited, so a "

@@ -237,12 +237,10 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Wo
             noise[size.requests] = aa.exp()
         size_rates = [_rate(size, k, counts) for k in counts]
         rates += size_rates
-        chosen = _best([size], counts)
-        other = None if chosen is None else _next(size, chosen, counts)
-        if chosen is None or (other is not None and other[1].high < 1):
-            continue  # not known: too few groups, of all counts or of one that is ahead
+        if (chosen := _best([size], counts)) is None:
+            continue
         best[size.requests] = chosen
-        if other is not None:
+        if (other := _next(size, chosen, counts)) is not None:
             next_best[size.requests] = other
         if all(r.ratio is not None for r in size_rates if r.verdict != Verdict.INVALID):
             measured.append(size)
@@ -266,7 +264,7 @@ _NONE = Interval(0.0, 0.0, 0.0, count=0, p_value=1.0, error=0.0, degrees=1)
 def _best(sizes: Sequence[AtSize], counts: Sequence[Count]) -> Fixed | None:
     """The draft count to use at all of these sizes: of each method a larger one only if its gain
     over the smaller is sure, and of methods that pay the one with the highest gain. None if no
-    count has what a verdict needs."""
+    count has what a verdict needs, or one of too few groups is ahead by more than its interval."""
     chosen: dict[str | None, Fixed] = {}
     floors = [size.floor for size in sizes if size.floor is not None]
     for k in fixed_counts(counts):
@@ -275,11 +273,12 @@ def _best(sizes: Sequence[AtSize], counts: Sequence[Count]) -> Fixed | None:
         if k and gain is not None and gain.count >= MIN_JUDGED and len(floors) == len(sizes):
             pays = _verdict(gain, fmean(floors), small_counts=True) == Verdict.FASTER
             chosen[method_of(k)] = k if pays else now
-    if not chosen:
-        return None
     gains = [(k, _mean_gain(sizes, k, 0, len(counts))) for k in chosen.values() if k]
     known = [(gain.value, k) for k, gain in gains if gain is not None]
-    return max(known, key=lambda entry: entry[0], default=(0.0, 0))[1]
+    found = max(known, key=lambda entry: entry[0], default=(0.0, 0))[1]
+    over = [_mean_gain(sizes, k, found, len(counts)) for k in fixed_counts(counts)]
+    passed = any(gain and gain.count < MIN_JUDGED and gain.low > 0 for gain in over)
+    return None if passed or not chosen else found
 
 
 def _mean_gain(sizes: Sequence[AtSize], k: Count, other: Fixed, counts: int) -> Interval | None:

@@ -81,7 +81,7 @@ def line_blocks(
 
     `captured`: tokens of the largest window that had a graph as it was measured.
     """
-    if not worth.best:
+    if not worth.best or (_has_one_count(worth) and worth.best_fixed is None):
         return  # nothing is known
     if pair.arms and any(worth.best.values()):
         for sizes, line in method_lines(worth, pair):
@@ -228,7 +228,8 @@ def worth_sentence(worth: Worth) -> Answer:
     if best is None:
         text = "Whether speculation pays is not known: too few windows or requests for an interval."
         return Answer(str(Verdict.NOT_MEASURED), text, facts=longer)
-    paying = [r for r in fixed if r.ratio is not None and worth.best.get(r.requests) == r.count]
+    known = {r.requests: r.count for r in fixed if r.verdict == Verdict.FASTER} | {**worth.best}
+    paying = [rate for rate in fixed if known.get(rate.requests) == rate.count]
     if paying:
         size = paying[0].requests
         other, _, verdict = worth.next_best.get(size, (0, None, Verdict.FASTER))

@@ -126,7 +126,11 @@ def test_a_group_of_few_blocks_that_is_ahead_leaves_the_best_open(
         monkeypatch.setitem(STEP, MethodCount(NGRAM, 2), step)
         first, second = in_groups()
         second.run.batches = [b for b in second.run.batches if b.block <= 3]
-        assert worth_of([first, second]).best == best
+        worth = worth_of([first, second])
+        assert worth.best == best
+        said = worth_sentence(worth)  # what is sure still pays
+        assert (said.badge, "with eagle k=2" in said.sentence) == (Verdict.FASTER, True)
+        assert ("undecided" in dict(said.facts)) is (not best)
 
 
 def test_two_groups_know_less_of_each_other_than_two_methods_of_one() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from said import rate, worth
+from said import PAIR, by_engines, rate, worth
 from synthetic_run import make_run, with_header
 
 from nwor_bench.analysis.analyse import Analysis, analyse
@@ -142,10 +142,10 @@ def test_each_count_is_a_row_of_worth_csv(analysis: Analysis) -> None:
 def test_noise_of_one_engine_is_not_that_of_two(arms: dict[str, Any], said: bool) -> None:
     """Memory had no room for the A/A engine, so k = 0 was compared with the same engine."""
     run = analyse(with_header(make_run(), "engine", arms=arms))
-    for by_engines in (True, False):
-        found = worth([rate(1, 1, 1.9, Verdict.FASTER)], {1: 1}, by_engines=by_engines)
+    for several in (True, False):
+        found = worth([rate(1, 1, 1.9, Verdict.FASTER)], {1: 1}, by_engines=several)
         blocks = worth_page.worth_section(MeasuredWorth((run,), found, ())).blocks
-        assert (worth_page.ONE_ENGINE in blocks) == (said and by_engines)
+        assert (worth_page.ONE_ENGINE in blocks) == (said and several)
 
 
 def test_each_group_of_engines_has_its_own_noise_and_plain_decoding() -> None:
@@ -211,6 +211,13 @@ def test_a_batch_size_whose_best_is_not_known_has_a_row_without_one(analysis: An
         screen = worth_page.worth_screen(MeasuredWorth((run,), found, ()))
         (only,) = (block for block in screen if isinstance(block, Table))
         assert ("Next method" in only.headers, len(only.rows)) == (method is not None, 1)
+
+
+def test_engines_of_one_count_without_a_common_one_have_no_line() -> None:
+    """No count has a ratio at both sizes: that is no reason to leave speculation out."""
+    for common, lines in ((1, True), (None, False)):
+        found = replace(by_engines(several=False), best_fixed=common)
+        assert bool([*worth_answer.line_blocks(found, PAIR)]) is lines
 
 
 def test_a_run_without_a_batch_size_names_none(analysis: Analysis) -> None:

@@ -101,9 +101,9 @@ class Worth:
     rates: tuple[Rate, ...]
     """By batch size, then draft count; k = 0 is left out."""
     best: Mapping[int, Fixed]
-    """Draft count to use at each batch size at which one was measured; a larger one only if its
-    gain over the smaller is sure: its interval excludes 1, and it exceeds the noise. Of several
-    methods the one with the most tokens per second."""
+    """Draft count to use at each batch size at which that is known; a larger one only if its gain
+    over the smaller is sure: its interval excludes 1, and it exceeds the noise. Of several methods
+    the one with the most tokens per second."""
     texts: int
     """Different prompts behind the tokens."""
     noise: Mapping[int, Interval]
@@ -129,9 +129,9 @@ class Worth:
         return {(rate.requests, rate.count): rate.ratio for rate in self.rates}
 
     @property
-    def unmeasured(self) -> list[int]:
-        """Batch sizes at which no draft count has a ratio."""
-        return sorted({rate.requests for rate in self.rates} - self.best.keys())
+    def ran(self) -> list[int]:
+        """Batch sizes that ran, also those of which the best is not known."""
+        return sorted({rate.requests for rate in self.rates})
 
     def sizes(self, requests: int) -> str:
         """`8`, or `5-8` if that is a class of batch sizes."""
@@ -142,11 +142,6 @@ class Worth:
     def schedule(self) -> list[list[int]]:
         """`ranges_of` the best counts."""
         return ranges_of(self.best, self.least)
-
-    @property
-    def staged_schedule(self) -> list[list[int]]:
-        """The schedule of a server that stages."""
-        return ranges_of(self.best_staged, self.least)
 
 
 def ranges_of(best: Mapping[int, Fixed], least: Mapping[int, int]) -> list[list[int]]:
@@ -242,22 +237,25 @@ def worth_at(sizes: Sequence[AtSize], counts: Sequence[Count], texts: int) -> Wo
             noise[size.requests] = aa.exp()
         size_rates = [_rate(size, k, counts) for k in counts]
         rates += size_rates
-        if any(rate.ratio is not None for rate in size_rates):
-            best[size.requests] = _best([size], counts)
-            if (other := _next(size, best[size.requests], counts)) is not None:
-                next_best[size.requests] = other
+        chosen = _best([size], counts)
+        other = None if chosen is None else _next(size, chosen, counts)
+        if chosen is None or (other is not None and other[1].high < 1):
+            continue  # not known: too few groups, of all counts or of one that is ahead
+        best[size.requests] = chosen
+        if other is not None:
+            next_best[size.requests] = other
         if all(r.ratio is not None for r in size_rates if r.verdict != Verdict.INVALID):
             measured.append(size)
         both = {k: (size.times[k], over) for k, over in size.staged.items() if k in size.times}
         if both:
             times: dict[Count | None, Interval] = {} if aa is None else {None: aa}
             times |= {k: combined(a.value + b.value, [a, b]) for k, (a, b) in both.items()}
-            best_staged[size.requests] = _best([replace(size, times=times)], counts)
+            if (staged := _best([replace(size, times=times)], counts)) is not None:
+                best_staged[size.requests] = staged
     least = {size.requests: size.least for size in sizes if size.least < size.requests}
-    fixed = _best(measured, counts) if set(best) & {size.requests for size in measured} else None
     return Worth(
         tuple(rates), best, texts, noise, least, best_staged,
-        best_fixed=fixed, next_best=next_best,
+        best_fixed=_best(measured, counts), next_best=next_best,
     )  # fmt: skip
 
 
@@ -265,18 +263,20 @@ _NONE = Interval(0.0, 0.0, 0.0, count=0, p_value=1.0, error=0.0, degrees=1)
 """Log of the time at k = 0 over itself."""
 
 
-def _best(sizes: Sequence[AtSize], counts: Sequence[Count]) -> Fixed:
+def _best(sizes: Sequence[AtSize], counts: Sequence[Count]) -> Fixed | None:
     """The draft count to use at all of these sizes: of each method a larger one only if its gain
-    over the smaller is sure, and of methods that pay the one with the highest gain."""
+    over the smaller is sure, and of methods that pay the one with the highest gain. None if no
+    count has what a verdict needs."""
     chosen: dict[str | None, Fixed] = {}
+    floors = [size.floor for size in sizes if size.floor is not None]
     for k in fixed_counts(counts):
-        now = chosen.setdefault(method_of(k), 0)
+        now = chosen.get(method_of(k), 0)
         gain = _mean_gain(sizes, k, now, len(counts))
-        floors = [size.floor for size in sizes if size.floor is not None]
-        if gain is None or len(floors) < len(sizes):
-            continue
-        if _verdict(gain, fmean(floors), small_counts=True) == Verdict.FASTER:
-            chosen[method_of(k)] = k
+        if k and gain is not None and gain.count >= MIN_JUDGED and len(floors) == len(sizes):
+            pays = _verdict(gain, fmean(floors), small_counts=True) == Verdict.FASTER
+            chosen[method_of(k)] = k if pays else now
+    if not chosen:
+        return None
     gains = [(k, _mean_gain(sizes, k, 0, len(counts))) for k in chosen.values() if k]
     known = [(gain.value, k) for k, gain in gains if gain is not None]
     return max(known, key=lambda entry: entry[0], default=(0.0, 0))[1]

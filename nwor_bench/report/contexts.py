@@ -47,7 +47,7 @@ def context_answer(worths: Worths) -> tuple[str, list[tuple[str, str]]]:
     if changes:
         text = f"changes the best draft count at {joined([size for size, _ in changes])}"
     elif all(sum(map(len, by_count.values())) < 2 for by_count in found.values()):
-        text = "has one value at each batch size measured"
+        text = "has one value at each batch size whose best is known"
     return f"The {_word(worths)} {text}.", changes
 
 

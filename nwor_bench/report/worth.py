@@ -24,7 +24,7 @@ from nwor_bench.records.cell import (
 )
 from nwor_bench.records.header import PairFacts
 from nwor_bench.records.lines import batch_key
-from nwor_bench.records.types import WindowRecord
+from nwor_bench.records.types import Verdict, WindowRecord
 from nwor_bench.report.answer import on_cpu
 from nwor_bench.report.document import (
     Block,
@@ -96,14 +96,15 @@ def worth_screen(measured: MeasuredWorth) -> list[Block]:
     graphs = header.engine.cuda_graphs
     captured = None if graphs is None else graphs.largest_window
     line = line_blocks(worth, header.pair, staged=not on_cpu(header), captured=captured)
-    if worth.next_best:
+    if header.pair.arms:
         return [_best_methods(worth), *line, _facts(measured)]
     return [*_best_table(worth), *line, *_curve(worth), _facts(measured)]
 
 
-def _shown(worth: Worth) -> list[tuple[int, Fixed]]:
-    """The best count by batch size, of many sizes of the smallest and largest two."""
-    every = sorted(worth.best.items())
+def _shown(worth: Worth) -> list[tuple[int, Fixed | None]]:
+    """The best count by batch size, None if it is not known; of many sizes of the smallest and
+    largest two."""
+    every = [(size, worth.best.get(size)) for size in worth.ran]
     return every if len(every) <= MAX_SIZES else [*every[:2], *every[-2:]]
 
 
@@ -113,12 +114,10 @@ def _best_table(worth: Worth) -> Iterator[Table]:
     rows = []
     for size, k in _shown(worth):
         rate = known.get((size, number_of(k)))
-        gives = (
-            ("1", "1", "1")
-            if rate is None
-            else (interval(rate.ratio, 2), decimal(rate.tokens, 2), decimal(rate.time_ratio, 2))
-        )
-        rows.append([worth.sizes(size), str(k), *gives])  # fmt: skip
+        gives = ["1" if k == 0 else NOT_MEASURED] * 3
+        if rate is not None:
+            gives = [interval(rate.ratio, 2), decimal(rate.tokens, 2), decimal(rate.time_ratio, 2)]
+        rows.append([worth.sizes(size), NOT_MEASURED if k is None else str(k), *gives])
     if rows:
         heads = ["Requests", "Best k", "Over k = 0", "Tokens", "Time"]
         caption = "Tokens/s over k = 0; tokens and time of a window"
@@ -129,11 +128,12 @@ def _best_methods(worth: Worth) -> Table:
     """The method and draft count to use at each batch size, and the best of the others."""
     ratios, rows = worth.ratios, []
     for size, best in _shown(worth):
-        gives = interval(ratios[size, best], 2) if best else "1"
-        rows.append([worth.sizes(size), str(best or PLAIN), gives])
-        if size in worth.next_best:
+        row = [*[NOT_MEASURED] * 4, str(Verdict.AMBIGUOUS)]
+        if best is not None:
             other, over, verdict = worth.next_best[size]
-            rows[-1] += [PLAIN if other == 0 else str(other), interval(over, 2), str(verdict)]
+            gives = interval(ratios[size, best], 2) if best else "1"
+            row = [str(best or PLAIN), gives, str(other or PLAIN), interval(over, 2), str(verdict)]
+        rows.append([worth.sizes(size), *row])
     heads = ["Requests", "Best", "Over plain", "Next method", "Best over next", "Verdict"]
     caption = "Tokens/s of the best over plain decoding and the next method"
     return table(heads, rows, caption=caption + _left(worth))
@@ -141,16 +141,15 @@ def _best_methods(worth: Worth) -> Table:
 
 def _left(worth: Worth) -> str:
     """How many batch sizes the table leaves to the report."""
-    left = len(worth.best) - len(_shown(worth))
+    left = len(worth.ran) - len(_shown(worth))
     return f" ({left} more sizes in the report)" if left else ""
 
 
 def _facts(measured: MeasuredWorth) -> Definitions:
     """What the answer rests on: its reasons, the noise, the strongest warning."""
     worth, header = measured.worth, measured.header
-    sizes = sorted({rate.requests for rate in worth.rates})
     entries = [
-        told_of(header, sizes_of(worth, sizes) if sizes else ""),
+        told_of(header, sizes_of(worth, worth.ran) if worth.ran else ""),
         *worth_answer(measured).facts,
         *_server(measured),
         *_noise(measured),
@@ -203,9 +202,10 @@ def rates_table(worth: Worth, *, stages: bool = False) -> Table:
          *((r.stage_verdict or NOT_MEASURED, interval(r.staged, 3)) if stages else ())]
         for r in worth.rates
     ]  # fmt: skip
-    heads = ["Requests", "k", "Verdict", "Tokens/s over k = 0", "Tokens", "Time",
+    over = "plain decoding" if any(rate.method for rate in worth.rates) else "k = 0"
+    heads = ["Requests", "k", "Verdict", f"Tokens/s over {over}", "Tokens", "Time",
              "Blocks" if worth.by_engines else "Groups"]  # fmt: skip
-    caption = "Tokens: of a request in a window. Time: of a window over that at k = 0"
+    caption = f"Tokens: of a request in a window. Time: of a window over that at {over}"
     if stages:
         heads += ["Staged", "Tokens/s, staged over not"]
     return replace(table(heads, rows, numbers_from=3, caption=caption), result=3)
@@ -356,7 +356,7 @@ def worth_result(measured: MeasuredWorth) -> dict[str, Any]:
 
 def _methods_result(worth: Worth, pair: PairFacts) -> dict[str, Any]:
     """What is said of several methods, as JSON; nothing for one."""
-    if not worth.next_best:
+    if not pair.arms:
         return {}
     beside = {
         str(size): {"count": str(other), **flat(over), "verdict": verdict}

@@ -81,7 +81,7 @@ def line_blocks(
 
     `captured`: tokens of the largest window that had a graph as it was measured.
     """
-    if all(rate.ratio is None for rate in worth.rates):
+    if not worth.best:
         return  # nothing is known
     if pair.arms and any(worth.best.values()):
         for sizes, line in method_lines(worth, pair):
@@ -98,8 +98,7 @@ def line_blocks(
     if config is None:
         yield Paragraph("For vLLM: leave --speculative-config out.")
     else:
-        largest = plural(max(worth.best), "request")
-        yield Paragraph(f"For vLLM, measured up to {largest}:")
+        yield Paragraph(f"For vLLM, measured up to {plural(max(worth.best), 'request')}:")
         yield _code(config)
         yield from _graphs_note(config, max(worth.best), captured or 0)
     if staged and worth.best_staged:
@@ -122,7 +121,7 @@ def _graphs_note(config: Mapping[str, Any], largest: int, captured: int) -> Iter
 
 def _staged_line(worth: Worth, pair: PairFacts, stock: dict[str, Any] | None) -> Iterator[Block]:
     """The line by the times of staged windows."""
-    config = speculative_config(worth.staged_schedule, pair)
+    config = speculative_config(ranges_of(worth.best_staged, worth.least), pair)
     if config == stock:
         yield Paragraph(f"It is the same for a server that stages ({STAGING}).")
     elif config is None:
@@ -229,15 +228,14 @@ def worth_sentence(worth: Worth) -> Answer:
     if best is None:
         text = "Whether speculation pays is not known: too few windows or requests for an interval."
         return Answer(str(Verdict.NOT_MEASURED), text, facts=longer)
-    paying = [r for r in fixed if r.ratio is not None and worth.best[r.requests] == r.count]
+    paying = [r for r in fixed if r.ratio is not None and worth.best.get(r.requests) == r.count]
     if paying:
         size = paying[0].requests
         other, _, verdict = worth.next_best.get(size, (0, None, Verdict.FASTER))
         or_next = f" or {label_of_count(other)}" if other and verdict != Verdict.FASTER else ""
         where = f"at {sizes_of(worth, [size])} with {label_of_count(paying[0].count)}{or_next}"
         text = f"{_times(paying[0])} {where}."
-        left = worth.unmeasured and (("unmeasured", f"at {sizes_of(worth, worth.unmeasured)}"),)
-        return Answer(str(Verdict.FASTER), text, facts=left or ())
+        return Answer(str(Verdict.FASTER), text, facts=tuple(_undecided(worth, fixed)))
     rate, _ = best
     where = f"at {sizes_of(worth, [rate.requests])}"
     if all(r.verdict == Verdict.SLOWER for r in fixed):
@@ -245,10 +243,22 @@ def worth_sentence(worth: Worth) -> Answer:
     if rate.groups < MIN_JUDGED:
         few = f"{rate.groups} of the {MIN_JUDGED} groups or blocks that a verdict needs"
         text = f"Whether speculation pays is not known: {few}."
-        return Answer(str(Verdict.AMBIGUOUS), text, facts=longer)
+        return Answer(str(Verdict.AMBIGUOUS), text, facts=(*_undecided(worth, fixed), *longer))
     what = "method" if worth.next_best else "draft count"
     text = f"No {what} is shown to pay: at best {_times(rate)}."
     return Answer(str(Verdict.AMBIGUOUS), text)
+
+
+def _undecided(worth: Worth, fixed: Sequence[Rate]) -> Iterator[tuple[str, str]]:
+    """Batch sizes of which the best is not known, and what was measured there."""
+    for size in (size for size in worth.ran if size not in worth.best):
+        told, found = "NOT MEASURED", best_rate(r for r in fixed if r.requests == size)
+        if found is not None:
+            rate, ratio = found
+            few = plural(rate.groups, "block" if worth.by_engines else "group")
+            why = f"{few}, a verdict needs {MIN_JUDGED}" if size in worth.noise else "no valid A/A"
+            told = f"at best {ratio.value:.2f} so far, with {label_of_count(rate.count)} ({why})"
+        yield "undecided", f"{sizes_of(worth, [size])}: {told}"
 
 
 def label_of_count(count: Count) -> str:

@@ -198,8 +198,8 @@ class BlockRunner:
         is_check = self.spec.checks_only and self.spec.engines  # its answer says so
         if cells and not is_check:
             self._progress.say(
-                f"gate: {len(passed)} of {plural(len(cells), 'cell')} acted and gave the output of "
-                f"{self.plan.baseline.label}"
+                f"gate: {len(passed)} of {plural(len(cells), 'cell')} acted and passed the checks "
+                f"against {self.plan.baseline.label}"
             )
 
     def _has_whole_batches(self, block: Block) -> bool:

@@ -22,7 +22,7 @@ from nwor_bench.records.cell import (
 from nwor_bench.records.header import PairFacts, StoredSpec
 from nwor_bench.records.types import Phase, RequestTimes, Verdict
 from nwor_bench.report.worth import worth_result
-from nwor_bench.report.worth_answer import method_lines, worth_sentence
+from nwor_bench.report.worth_answer import line_blocks, method_lines, worth_sentence
 
 EAGLE, NGRAM = "eagle", "ngram"
 
@@ -51,13 +51,13 @@ def batch(count: Count | None, block: int, step: float) -> Any:
     )  # fmt: skip
 
 
-def run_of(requests: int = 3, noise: float = 0.002, **change: Any) -> Any:
-    """Eight blocks of plain decoding and both methods; `change`: arms of the configuration."""
+def run_of(requests: int = 3, noise: float = 0.002, blocks: int = 8, **change: Any) -> Any:
+    """Blocks of plain decoding and both methods; `change`: arms of the configuration."""
     rng = np.random.default_rng(requests)
     batches = [
         batch(count, block, step * float(np.exp(rng.normal(0, noise))))
         for count, step in STEP.items()
-        for block in range(1, 9)
+        for block in range(1, blocks + 1)
     ]
     arms = {EAGLE: {"method": "eagle"}, NGRAM: {"method": "ngram"}, **change}
     header = SimpleNamespace(
@@ -65,7 +65,7 @@ def run_of(requests: int = 3, noise: float = 0.002, **change: Any) -> Any:
         pair=PairFacts(arms={EAGLE: PairFacts(method="eagle", draft="head"),
                              NGRAM: PairFacts(method="ngram")}), blocks=None,
     )  # fmt: skip
-    finished = frozenset((Phase.TIMED, number) for number in range(1, 9))
+    finished = frozenset((Phase.TIMED, number) for number in range(1, blocks + 1))
     return SimpleNamespace(batches=batches, header=header, finished=finished, windows=())
 
 
@@ -96,6 +96,37 @@ def test_groups_of_engines_are_compared_through_their_own_plain_decoding() -> No
         assert ratios[count].holds(1.9 / STEP[count])
         assert ratios[count].half_width < 0.02
     assert worth.texts == 24  # all methods ran the same prompts
+
+
+def test_few_blocks_leave_the_best_open() -> None:
+    """Plain decoding was the best of three blocks in which each method took half of its time."""
+    few, enough = Measured(run_of(3, blocks=3), ()), Measured(run_of(5), ())
+    worth = worth_of([few, enough])
+    assert {rate.verdict for rate in worth.rates if rate.requests == 3} == {Verdict.AMBIGUOUS}
+    assert worth.best == {5: MethodCount(EAGLE, 2)}
+    assert (worth.next_best.keys(), worth.best_fixed) == ({5}, MethodCount(EAGLE, 2))
+    told = worth_sentence(worth)
+    assert dict(told.facts)["undecided"].endswith(
+        "so far, with eagle k=2 (3 blocks, a verdict needs 5)"
+    )
+    only = worth_of([few])
+    assert (only.best, only.next_best, worth_sentence(only).badge) == ({}, {}, Verdict.AMBIGUOUS)
+    few.run.header.engine = None
+    measured: Any = SimpleNamespace(worth=only, header=few.run.header, times=(), staged={})
+    found = worth_result(measured)
+    assert [found[n] for n in ("best", "best_method", "next_best")] == [{}] * 3
+    assert found["speculative_config"] == []
+    assert [*line_blocks(only, few.run.header.pair)] == []
+
+
+def test_a_group_of_few_blocks_that_is_ahead_leaves_the_best_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for step, best in ((0.8, {}), (1.6, {3: MethodCount(EAGLE, 2)})):
+        monkeypatch.setitem(STEP, MethodCount(NGRAM, 2), step)
+        first, second = in_groups()
+        second.run.batches = [b for b in second.run.batches if b.block <= 3]
+        assert worth_of([first, second]).best == best
 
 
 def test_two_groups_know_less_of_each_other_than_two_methods_of_one() -> None:

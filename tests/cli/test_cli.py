@@ -155,7 +155,7 @@ def test_only_cells_that_acted_are_counted_and_the_others_named(
     code, out, _ = command_line(*TINY, "--batches", "0", "--output", "run")
     said = " ".join(out.split())
     assert code == 0
-    assert "gate: 1 of 5 cells acted and gave the output of off x off" in said
+    assert "gate: 1 of 5 cells acted and passed the checks against off x off" in said
     assert "OUTPUT IDENTICAL: Checked cells (1 of 5) gave off x off's tokens" in said
     others = "off x graph, off x adaptive, stage x graph and stage x adaptive"
     assert f"unchecked {others}: it cannot run without CUDA" in said

@@ -68,9 +68,10 @@ def test_both_methods_draft_their_counts_and_give_plain_decodings_tokens(tmp_pat
             assert batch.draft_tokens == windows * number
     measured = measured_in(folder)
     assert {rate.count for rate in measured.worth.rates} == set(counts) - {0, None}
-    assert measured.worth.next_best.keys() == {2}
+    assert not measured.worth.best  # of three blocks
     text = (folder / "summary.md").read_text()
     assert "draft_model k=0 takes" in text
+    assert "(3 blocks, a verdict needs 5)" in text
 
 
 def test_methods_that_do_not_fit_at_once_run_one_after_the_other(
@@ -93,7 +94,7 @@ def test_methods_that_do_not_fit_at_once_run_one_after_the_other(
     worth_found = measured_in(folder).worth
     assert all(rate.ratio is not None for rate in worth_found.rates)
     assert {rate.method for rate in worth_found.rates} == {SMALL, LOOKUP}
-    assert worth_found.next_best.keys() == {2}
+    assert not worth_found.best  # of three blocks
     text = (folder / "summary.md").read_text()
     for said in (f"{SMALL}: k = 0 over itself", f"{LOOKUP}: k = 0 over itself", "its own plain"):
         assert said in text

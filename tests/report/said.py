@@ -256,6 +256,9 @@ WORTHS: Mapping[str, Worth] = {
     "pays at 1": worth([rate(1, 2, 1.9, FAST), rate(8, 2, 0.9, OPEN)], {1: 2, 8: 0}),
     "pays at 8": worth([rate(1, 2, 0.9, OPEN), rate(8, 2, 1.9, FAST)], {1: 0, 8: 2}),
     "1 not measured": worth([rate(1, 2, None, OPEN), rate(8, 2, 1.9, FAST)], {8: 2}),
+    "1 of too few groups": worth(
+        [rate(1, 2, 2.1, OPEN, groups=3), rate(8, 2, 1.9, FAST)], {8: 2},
+        noise=dict.fromkeys((1, 8), from_ends(1.0, 0.99, 1.01, 5))),
     "slower at both": worth([rate(1, 2, 0.8, SLOW), rate(8, 2, 0.7, SLOW)], {1: 0, 8: 0}),
     "open": worth([rate(1, 2, 1.05, OPEN), rate(8, 2, 0.7, SLOW)], {1: 0, 8: 0}),
     "nothing measured": worth([rate(1, 2, None, OPEN)], {}),

@@ -120,7 +120,8 @@ def test_broken_adaptive_verification_and_a_broken_aa_engine(arm: int | None) ->
     found = told(counts_run([AA if arm is None else Drafts(arm)]))
     if arm is None:
         assert set(verdicts(found).values()) == {"AMBIGUOUS"}
-        assert (found.worth.noise, found.worth.best) == ({}, {2: 0})
+        assert (found.worth.noise, found.worth.best) == ({}, {})
+        assert line_of(found) == []
         return
     (rate,) = (rate for rate in found.worth.rates if rate.adaptive)
     assert (rate.verdict, rate.ratio, rate.tokens, rate.groups) == ("INVALID", None, None, 0)

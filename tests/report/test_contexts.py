@@ -50,6 +50,6 @@ def test_what_changes_nothing_or_was_not_measured_is_said() -> None:
     for left in ({}, {8: 2}):
         one = {"chat": at({1: 2}, None), "code": at(left, None)}
         assert context_answer(one) == (
-            "The scenario has one value at each batch size measured.",
+            "The scenario has one value at each batch size whose best is known.",
             [],
         )

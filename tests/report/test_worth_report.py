@@ -22,9 +22,11 @@ from nwor_bench.records.header import StoredSpec
 from nwor_bench.records.types import NworMode, Phase, Verdict
 from nwor_bench.report import worth as worth_page
 from nwor_bench.report import worth_answer
-from nwor_bench.report.document import Definitions, Document
+from nwor_bench.report.document import Definitions, Document, Table
 from nwor_bench.report.terminal import print_document
+from nwor_bench.report.text import NOT_MEASURED
 from nwor_bench.report.worth import worth_rows
+from nwor_bench.report.worth_answer import label_of_count
 from nwor_bench.stats.robust import from_ends
 
 pytestmark = pytest.mark.slow  # imports pandas and scipy
@@ -185,6 +187,30 @@ def test_too_few_blocks_give_no_interval_in_the_sentence() -> None:
         answer = worth_answer.worth_sentence(worth([replace(unsure, groups=groups)], {1: 0}))
         assert told in answer.headline.line
         assert ("95 %" in answer.headline.line) is (groups == 5)
+
+
+def test_a_batch_size_whose_best_is_not_known_has_a_row_without_one(analysis: Analysis) -> None:
+    """Of methods and of one method's counts; with a line of the other batch sizes."""
+    for method in ("ngram", None):
+        rates = [
+            rate(size, 2, 2.1, verdict, method=method, groups=groups)
+            for size, verdict, groups in ((1, Verdict.AMBIGUOUS, 3), (8, Verdict.FASTER, 5))
+        ]
+        best, arms = rates[1].count, {method: {"method": method}} if method else {}
+        found = worth(rates, {8: best}, noise=dict.fromkeys((1, 8), from_ends(1.0, 0.9, 1.1, 5)))
+        if method:
+            found = replace(found, next_best={8: (0, from_ends(2.1, 2.0, 2.2, 5), Verdict.FASTER)})
+        run = replace(analysis, run=with_header(analysis.run, "pair", method="ngram", arms=arms))
+        screen = worth_page.worth_screen(MeasuredWorth((run,), found, ()))
+        (one, eight) = next(block for block in screen if isinstance(block, Table)).rows
+        assert (set(one[1:5]), eight[1]) == ({NOT_MEASURED}, str(best))
+        (facts,) = (block for block in screen if isinstance(block, Definitions))
+        said = dict(facts.entries)["undecided"]
+        assert said.startswith(f"1 request: at best 2.10 so far, with {label_of_count(best)} (3 ")
+        found = replace(found, rates=found.rates[:1], best={}, next_best={})
+        screen = worth_page.worth_screen(MeasuredWorth((run,), found, ()))
+        (only,) = (block for block in screen if isinstance(block, Table))
+        assert ("Next method" in only.headers, len(only.rows)) == (method is not None, 1)
 
 
 def test_a_run_without_a_batch_size_names_none(analysis: Analysis) -> None:

@@ -125,6 +125,8 @@ def test_the_readmes_speculation_is_the_studys() -> None:
     assert f"up to {known['worst']} times as long" in readme
     assert f"FlashAttention 3 {known['fa3'].split()[-1]}." in readme
     assert known["four"] < known["best"]
+    at = f"takes {known['tax1']} times at 1 request, {known['tax8']} at 8 and {known['tax']} at 64"
+    assert at in words_of("docs/arms.md")
 
 
 def test_the_results_times_in_a_server_are_those_of_the_study() -> None:

@@ -1,20 +1,33 @@
 -- Fills the page of the same name: see sweeps/studies/tables.py.
 
+-- view taxes
+SELECT requests, fmt('{:.2f} [{:.2f}, {:.2f}]', time_ratio, 1 / high, 1 / low) AS tax FROM arms WHERE drafts = 0 AND method = 'eagle';
+
 -- values
-SELECT fmt('{:.2f} [{:.2f}, {:.2f}]', max(CASE WHEN drafts = 0 AND method = 'eagle' THEN time_ratio END), 1 / max(CASE WHEN drafts = 0 AND method = 'eagle' THEN high END),
-    1 / max(CASE WHEN drafts = 0 AND method = 'eagle' THEN low END)) AS tax,
-  fmt('{:.2f}', max(CASE WHEN drafts = 3 AND method = 'eagle' THEN ratio END)) AS best,
+SELECT max(CASE requests WHEN 1 THEN tax END) AS tax1, max(CASE requests WHEN 8 THEN tax END) AS tax8, max(CASE requests WHEN 64 THEN tax END) AS tax FROM taxes;
+
+-- values
+SELECT fmt('{:.2f} [{:.2f}, {:.2f}]', ratio, low, high) AS best8 FROM arms WHERE requests = 8 AND method = 'eagle' AND drafts = 3;
+
+-- values
+SELECT fmt('{:.2f}', max(CASE WHEN drafts = 1 THEN ratio END)) AS poor_one8, fmt('{:.2f}', max(CASE WHEN drafts = 2 THEN ratio END)) AS poor_two8,
+  fmt('{:.2f}', max(CASE WHEN drafts = 4 THEN ratio END)) AS poor_four8
+FROM arms WHERE requests = 8 AND method = 'poor';
+
+-- values
+SELECT fmt('{:.2f}', max(CASE WHEN drafts = 3 AND method = 'eagle' THEN ratio END)) AS best,
   fmt('{:.2f}', max(CASE WHEN drafts = 4 AND method = 'eagle' THEN ratio END)) AS four,
   fmt('{:.2f}', max(CASE WHEN drafts = 3 AND method = 'eagle' THEN time_ratio END)) AS time3,
   fmt('{:.2f}', max(CASE WHEN drafts = 4 AND method = 'eagle' THEN time_ratio END)) AS time4,
   fmt('{:.2f}', max(CASE WHEN drafts = 1 AND method = 'poor' THEN ratio END)) AS poor_best,
   fmt('{:.2f}', max(CASE WHEN drafts = 4 AND method = 'poor' THEN ratio END)) AS poor_four
-FROM arms;
+FROM arms WHERE requests = 64;
 
--- table arms
-SELECT method AS arm, fmt('{:.0f}', drafts) AS k, fmt('{:.2f} [{:.2f}, {:.2f}]', ratio, low, high) AS "tokens/s over plain decoding",
-  verdict, fmt('{:.2f}', tokens) AS "tokens a window", fmt('{:.2f}', time_ratio) AS "time of a window", fmt('{:.0f}', groups) AS blocks
-FROM arms ORDER BY method, drafts;
+-- pivot arms
+SELECT method AS arm, fmt('{:.0f}', drafts) AS k, fmt('{:.2f}', tokens) AS "tokens a window",
+  fmt('{:.0f} request', requests) || CASE requests WHEN 1 THEN '' ELSE 's' END || fmt(', {:.0f} blocks', groups),
+  fmt('{:.2f} [{:.2f}, {:.2f}], {:.2f}', ratio, low, high, time_ratio)
+FROM arms ORDER BY method, drafts, requests;
 
 -- values
 SELECT fmt('{:.2f}', max(CASE scenario WHEN 'ctx-256' THEN ratio END)) AS c256, fmt('{:.2f}', max(CASE scenario WHEN 'ctx-1k' THEN ratio END)) AS c1k,

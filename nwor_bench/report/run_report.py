@@ -66,7 +66,7 @@ ENTRIES = (
      "with the same tokens and acceptance (checked by the gate), since a request needs the same "
      "windows in both. Otherwise tokens of a window (one a request, and the accepted drafts) over "
      "its time: which drafts are accepted is partly chance, so that interval is wider. TPOT over "
-     "off x off is its inverse."),
+     "off x off is its inverse. The number beside off x off is of whole batches, with prefill."),
     ("Interleaved windows", "Cells alternate within a batch, in groups of four runs of a few "
      "windows; device_ms is the GPU's clock, wall_ms the host's. Decided by batches: whole "
      "batches disagree with the windows, or groups are too few. Carry-over: the ratio in runs of "

@@ -38,6 +38,9 @@ _STYLES = {
 }  # fmt: skip
 _MARKS = {"ERROR: ": "bold red", "WARNING: ": "yellow", "NOTE: ": "dim"}
 
+_BELOW = 3
+"""Lines of a screen below a document: the report's path, another file's, the shell's prompt."""
+
 _NBSP = "\N{NO-BREAK SPACE}"
 
 _NAME, _HEADER, _WORDS, _TERM = 18, 9, 24, 8
@@ -46,11 +49,18 @@ _NAME, _HEADER, _WORDS, _TERM = 18, 9, 24, 8
 
 
 def print_document(console: Console, document: Document, *, quiet: bool = False) -> None:
-    """Print the lead and all sections, without the title; `quiet` prints only the headline."""
-    _print(console, document.lead[:1] if quiet else document.lead)
+    """Print the lead and all sections, without the title; `quiet` prints only the headline.
+
+    A headline that has left the screen is printed again, so that the last lines hold the answer.
+    """
+    lines = _print(console, document.lead[:1] if quiet else document.lead)
     for section in () if quiet else document.sections:
         console.print(Text(f"\n{section.title}", style="bold"))
-        _print(console, section.blocks)
+        lines += 2 + _print(console, section.blocks)
+    first = document.lead[0] if document.lead else None
+    if isinstance(first, Headline) and lines > console.height - _BELOW:
+        console.print()
+        _print(console, [first])
 
 
 def fits(table: Table, width: int) -> bool:
@@ -68,17 +78,21 @@ def style_of(word: str) -> str:
     return _STYLES.get(word, "")
 
 
-def _print(console: Console, blocks: Sequence[Block]) -> None:
-    """All blocks but figures; an empty line before each, but for lists and a headline's facts."""
-    before: Block | None = None
+def _print(console: Console, blocks: Sequence[Block]) -> int:
+    """All blocks but figures, an empty line before each, but for lists and a headline's facts; how
+    many lines these are."""
+    before, lines = None, 0
     for block in blocks:
         if isinstance(block, Figure) or block == Definitions(()):
             continue
         below = isinstance(block, Definitions) and isinstance(before, Headline | Callout)
         if before is not None and not below and not isinstance(block, Bullets | Code):
             console.print()
+            lines += 1
         before = block
-        console.print(_rendered(block, console.width))
+        console.print(rendered := _rendered(block, console.width))
+        lines += len(console.render_lines(rendered))
+    return lines
 
 
 def _rendered(block: Block, width: int) -> RenderableType:

@@ -129,3 +129,16 @@ def test_a_checked_run_shows_the_cells_that_were_checked_within_24_lines():
     names = [line.split("  ")[0] for line in lines]
     assert "stage x off" in names
     assert "off x graph" not in names
+
+
+def test_a_headline_that_has_left_the_screen_is_printed_again():
+    first = Headline("FASTER", "+2.9 % tokens/s")
+    for rows, times in ((8, 1), (40, 2)):
+        console = Console(width=80, height=24, color_system=None, force_terminal=False)
+        document = Document("", (first, table(["Row"], [[str(n)] for n in range(rows)])), ())
+        with console.capture() as capture:
+            print_document(console, document)
+        lines = capture.get().splitlines()
+        assert lines.count(first.line) == times
+        assert lines[0] == first.line
+        assert times == 1 or lines[-1] == first.line

@@ -132,7 +132,7 @@ def test_a_headline_has_at_most_20_words():
 def test_the_end_of_a_run_fits_a_terminal_of_24_lines(name):
     text = stored(name)["terminal.txt"]
     first, *rest = text.removesuffix("exit code 3\n").splitlines()
-    assert len(rest) < 24
+    assert len(rest) < 23 or first in rest[-3:]  # a prompt stands below
     assert max(map(len, rest)) <= 80
     assert re.match(r"[A-Z ]{4,}: ", first)
     assert rest[-1] == f"Report: {name}/report.html"

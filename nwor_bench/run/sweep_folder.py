@@ -83,10 +83,10 @@ class SweepIndex:
                 joint=" ",
             )
         index = cls(folder, content)
-        for run in index._listed:  # the folder of a run may have been deleted since
-            if isinstance(run, dict) and run.get("status") == DONE:
-                kept = folder / str(run.get("folder")) / RUN_FILE
-                run["status"] = DONE if kept.is_file() else PENDING
+        done = [run for run in index._listed if isinstance(run, dict) and run.get("status") == DONE]
+        for run in done:  # its folder may have been deleted since
+            if not (folder / str(run.get("folder")) / RUN_FILE).is_file():
+                run["status"] = PENDING
         return index
 
     @classmethod

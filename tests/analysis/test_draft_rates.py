@@ -137,7 +137,7 @@ def test_a_verdict_needs_groups_and_a_difference_beyond_the_noise(
 def test_a_count_of_too_few_groups_that_is_ahead_leaves_the_best_open(
     groups: int, best: Mapping[int, int]
 ) -> None:
-    """Of one engine: k = 1 surely pays, and k = 2 seems to give far more."""
+    """In one engine k = 1 surely pays, and k = 2 seems to give far more."""
     size = at_size({1: (1.2, 0.02, 12), 2: (1.9, 0.1, groups)}, quiet())
     found = worth_at([size], [1, 2], 9)
     assert found.rates[0].verdict == Verdict.FASTER

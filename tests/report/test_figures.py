@@ -212,7 +212,7 @@ def test_throughput_is_tokens_over_window_time() -> None:
 
 
 def test_batches_of_a_long_run_share_dots() -> None:
-    """Their throughput took two thirds of the page."""
+    """A dot for each batch took two thirds of the page."""
     drawn = titled(panels(gpu_run(blocks=100), RATE))
     assert {len(dots(axes)) for axes in drawn.values()} == {10}
 

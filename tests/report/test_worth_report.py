@@ -190,7 +190,7 @@ def test_too_few_blocks_give_no_interval_in_the_sentence() -> None:
 
 
 def test_a_batch_size_whose_best_is_not_known_has_a_row_without_one(analysis: Analysis) -> None:
-    """Of methods and of one method's counts; with a line of the other batch sizes."""
+    """Tables of methods and of one method's counts; with a line of the other batch sizes."""
     for method in ("ngram", None):
         rates = [
             rate(size, 2, 2.1, verdict, method=method, groups=groups)

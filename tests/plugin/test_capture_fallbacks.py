@@ -1,5 +1,6 @@
 """A capture that falls back leaves no graphs; a window that cannot be held ends staging."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,10 @@ pytestmark = pytest.mark.slow  # vLLM's attention backends are imported
 def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     from wrapped_layers import WrappedLayers
 
+    from nwor_bench.plugin.runner_v2 import graph_sets
+
+    monkeypatch.setattr(graph_sets, "unused_stream", lambda device: None)
+    monkeypatch.setattr(graph_sets, "capturing_on", nullcontext)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 1))

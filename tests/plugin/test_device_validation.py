@@ -21,7 +21,7 @@ class Bench:
         self.can_capture, self.capturing = can_capture, None
         monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+        monkeypatch.setattr(device_validation, "unused_stream", lambda device: None)
         monkeypatch.setattr(torch.cuda, "graph", self.capture)
         self.validator = DeviceValidator(2, 4, torch.device("cpu"))
         self.validator.switch(mode)

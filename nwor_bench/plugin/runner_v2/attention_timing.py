@@ -22,6 +22,7 @@ from nwor_bench.plugin.layers import causal_implementation
 from nwor_bench.plugin.runner_v2.attention import StagingAttention
 from nwor_bench.plugin.runner_v2.attention_choice import Size
 from nwor_bench.plugin.runner_v2.attention_decision import LENGTHS, TILINGS, Contender
+from nwor_bench.plugin.runner_v2.capture_streams import unused_stream
 from nwor_bench.plugin.runner_v2.mla_attention import MlaStagingAttention
 from nwor_bench.plugin.runner_v2.staged_layer import StagedLayer
 from nwor_kernels.attention_step import AttentionStep, StepRequests
@@ -65,7 +66,7 @@ class AttentionTiming:
         self._builder = _builder_of(runner, layers[0].name)
         self._random = random.Random(0)
         self._monitor = ConditionMonitor(gpus=True)
-        self._stream = torch.cuda.Stream(runner.device)  # type: ignore[no-untyped-call]
+        self._stream = unused_stream(runner.device)
 
     def lengths(self, size: Size) -> tuple[int, ...]:
         """Contexts of `LENGTHS` that the cache has room for, or the longest that it has."""

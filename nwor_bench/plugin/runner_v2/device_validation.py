@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.plugin.runner_hook import ScvValidator
+from nwor_bench.plugin.runner_v2.capture_streams import unused_stream
 from nwor_bench.plugin.runner_v2.layer_set import CommitLaunch
 from nwor_bench.plugin.step import DeviceClock, Step
 from nwor_bench.records.types import ScvMode
@@ -103,7 +104,7 @@ class DeviceValidator(ScvValidator):
     @cached_property
     def capture_stream(self) -> torch.cuda.Stream:
         """The stream that launches are captured on: kernels keep its attributes in the graph."""
-        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return unused_stream(self._device)
 
     def validate(
         self, num_sampled: Tensor, drafts: np.ndarray, uniform: int | None

@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu.lora_utils import create_lora_capture_hook
 
 from nwor_bench.plugin.layers import StagingUnavailable
 from nwor_bench.plugin.runner_v2.attention_choice import AttentionChoices, Size
+from nwor_bench.plugin.runner_v2.capture_streams import capturing_on, unused_stream
 from nwor_bench.plugin.runner_v2.plan import (
     GpuWindowBatch,
     StepDrafts,
@@ -70,6 +71,7 @@ class StagingGraphs:
         self._window = window
         self._staging = staging
         self._manager: ModelCudaGraphManager | None = None
+        self._stream: torch.cuda.Stream | None = None
         self._copied = copied
         self.only: Any = None
         """The one shape that is captured; None: every shape that vLLM has captured."""
@@ -120,7 +122,8 @@ class StagingGraphs:
         free_before, started = torch.cuda.mem_get_info()[0], time.perf_counter()
         try:
             self._manager = self._make_manager()
-            with self._dummy_adapters():
+            self._stream = unused_stream(self._runner.device)
+            with self._dummy_adapters(), capturing_on(self._stream):
                 for desc in self.wanted():
                     self.shapes[desc] = self._capture_one(self._manager, desc)
         except Exception as fault:  # out of memory, or a kernel that cannot be captured
@@ -140,7 +143,7 @@ class StagingGraphs:
         if reason is None:
             return
         self.shapes.clear()
-        self._manager = None
+        self._manager = self._stream = None
         self.unavailable = reason
         torch.cuda.empty_cache()
 

@@ -30,7 +30,11 @@ def test_a_row_a_cell_with_the_figures_that_the_run_stored(run_rows: ModuleType)
         "ratio_low": "ratio_ci_low", "ratio_high": "ratio_ci_high",
     }  # fmt: skip
     for column, field in fields.items():
-        assert [row[column] for row in rows] == [cell[field] for cell in cells]
+        found, stored = [row[column] for row in rows], [cell[field] for cell in cells]
+        if column == "verdict":
+            assert found == stored
+        else:  # processors differ in a sum's last bit
+            assert found == [pytest.approx(number, rel=1e-12) for number in stored]
     assert {(r["run"], r["gpu"], r["commit"]) for r in rows} == {
         (KEPT.name, "NVIDIA H100 80GB HBM3", "d784d57040ee")
     }

@@ -34,6 +34,10 @@ SELECT fmt('{:.2f}', max(CASE scenario WHEN 'ctx-256' THEN ratio END)) AS c256, 
   fmt('{:.2f}', max(CASE scenario WHEN 'ctx-8k' THEN ratio END)) AS c8k
 FROM contexts WHERE requests = 16 AND drafts = 4;
 
+-- values
+SELECT fmt('{:.2f}', max(CASE scenario WHEN 'ctx-256' THEN ratio END)) AS e256, fmt('{:.2f}', max(CASE scenario WHEN 'ctx-8k' THEN ratio END)) AS e8k
+FROM contexts WHERE requests = 8 AND drafts = 4;
+
 -- pivot contexts
 SELECT scenario AS context, fmt('{:.0f}', drafts) AS k, CASE contexts.requests WHEN 1 THEN '1 request' ELSE fmt('{:.0f} requests', contexts.requests) END, fmt('{:.2f} [{:.2f}, {:.2f}]', ratio, low, high)
 FROM contexts WHERE ratio IS NOT NULL ORDER BY instr('ctx-256 ctx-1k ctx-8k', scenario), contexts.drafts, contexts.requests;

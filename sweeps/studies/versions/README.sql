@@ -36,3 +36,12 @@ SELECT model, requests, vllm, compilation, attention, fmt('{:.0f}', groups) AS g
   work AS "work, %", aa AS "step of off (A/A)", fmt('{:.2f}', off_step) AS "step of off, ms",
   fmt('{:.2f}', off_work) AS "work of off, ms"
 FROM staged ORDER BY model, staged.requests, compilation DESC, vllm;
+
+-- values
+SELECT fmt('{:,.0f}', max(total)) AS memory_before, fmt('{:,.0f}', min(total)) AS memory_after
+FROM (SELECT (stage_memory_bytes + control_memory_bytes + sham_memory_bytes) / 1e6 AS total FROM graphs);
+
+-- table engine_died
+SELECT "commit", streams, shapes AS sizes, fmt('{:,.0f}', stage_memory_bytes / 1e6) AS "stage, MB",
+  fmt('{:,.0f}', control_memory_bytes / 1e6) AS "control, MB", fmt('{:,.0f}', sham_memory_bytes / 1e6) AS "A/A, MB",
+  fmt('{:.1f}', sham_capture_s) AS "captures of A/A, s", gates_passed AS "gates passed", died FROM graphs;

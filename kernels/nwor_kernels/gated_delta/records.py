@@ -27,6 +27,29 @@ class WindowRecords(NamedTuple):
         return WindowRecords(self.u[index], self.k[index], self.g[index])
 
 
+RECORD_ROWS = 16
+"""Most tokens of a window, and rows of a ring: tensor cores multiply 16 rows at least."""
+
+
+class RecordRings(NamedTuple):
+    """Which rows of the records hold committed tokens that are not in the cached states yet.
+
+    With rings the records are [layers, rings, RECORD_ROWS, ...], and a request keeps its ring from
+    window to window. Its first `live` rows are behind the cached state. A window reads them,
+    writes its own rows behind them, and its commit adds those of its committed tokens; if the next
+    window would not fit then, the commit writes the state, and no row is live. All slots of a
+    request must be the same one.
+    """
+
+    of_row: Tensor
+    """[>= requests] int32, the ring of each row of the batch; 0, the null ring: outputs are 0."""
+    cursors: Tensor
+    """[rings, 2] int32: live rows before the window in flight, which only commits write, and the
+    same as its verify found it. So no launch writes what its own programs read."""
+    window: int
+    """Most tokens of a window."""
+
+
 class WindowInputs(NamedTuple):
     """What one layer's window reads, behind the convolution."""
 

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -209,6 +209,8 @@ class RunnerHook(ABC):
 
     def _start_step(self, scheduler_output: Any) -> None:
         """A step begins on the host; `_step` is None after it if the step has no tokens."""
+        if self.states is not None and self.states.rings is not None:
+            self.states.rings.scheduled(scheduler_output)
         if self._step is not None or (self.window is not None and self.window.batch is not None):
             self._close_leftover()
         if scheduler_output.finished_req_ids or starts_requests(scheduler_output):
@@ -254,6 +256,29 @@ class RunnerHook(ABC):
     def stages_alone(self, step: Step) -> bool:
         """True if the step's states are staged though its K/V is written directly."""
         return self.one_slot and step.drafts is not None and bool(step.drafts.any())
+
+    def _begin_states(
+        self,
+        step: Step,
+        req_ids: Sequence[str],
+        table_of: Callable[[int], Tensor],
+        computed: Callable[[], Tensor],
+    ) -> None:
+        """The forward comes next: place its requests' rings. Without drafts stock reads their
+        states and writes them, so they are made current.
+
+        Args:
+            table_of: [requests, >= 1] slots of a KV-cache group.
+            computed: [requests] int, each one's tokens in the cache.
+        """
+        states = self.states
+        if states is None or states.rings is None:
+            return
+        states.rings.place(req_ids)
+        if self.late.debug:
+            states.rings.check(req_ids, computed())
+        if not any(map(len, step.scheduler_output.scheduled_spec_decode_tokens.values())):
+            states.make_current(len(req_ids), [table_of(each) for each in states.cache_groups])
 
     def _commit_states(self, step: Step, counts: Tensor) -> None:
         """Commit the states of the step's window."""

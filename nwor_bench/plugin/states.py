@@ -5,7 +5,8 @@ Stock writes the state after every token of a window, each to a slot of its own,
 reads the one behind the last accepted token. Staged, a layer verifies its window from that state,
 writes none, and keeps records of its tokens; when the accepted tokens are known, one launch writes
 one state a request and layer, to the slot that the next window reads, stock's or ours. So modes may
-change at any window. The convolution's inputs stay stock's.
+change at any window. The convolution's inputs stay stock's. With rings (`state_rings`) a state is
+written when its request's ring is full.
 
 The decision is the K/V window's: a layer stages while that is open (mode control: it writes every
 state, as stock does). Once a layer has staged, its state is committed whatever becomes of the K/V:
@@ -25,16 +26,19 @@ from nwor_bench.instruments.contract import CONTRACT, Feature
 from nwor_bench.plugin.layers import StagingUnavailable, logger
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.state_layers import StateLayer, shape_of, token_bytes
+from nwor_bench.plugin.state_rings import StateRings
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.fallback_reasons import Fault
 from nwor_kernels.gated_delta.records import (
+    RECORD_ROWS,
     GatedNorm,
+    RecordRings,
     WindowInputs,
     WindowRecords,
     allocate_records,
 )
-from nwor_kernels.gated_delta.reference import commit_states_reference
+from nwor_kernels.gated_delta.reference import commit_states_reference, state_behind
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +56,17 @@ class StateTables:
         return tuple((t.data_ptr(), t.stride(0), *t.shape) for t in self.indices)
 
 
-Commit = Callable[[Tensor, Tensor], None]
-"""Writes the states, given tokens that the window before left and those that are committed."""
+Commit = Callable[..., None]
+"""Writes the states, given tokens that the window before left and those that are committed; with
+rings also the rows that the next window needs."""
 
 
 class StateKernels(NamedTuple):
     """What verifies a layer's window, and what commits those of all (`gated_delta.reference`)."""
 
     verify: Callable[..., None]
-    commit: Callable[[Sequence[Tensor], Sequence[int], Sequence[Tensor], WindowRecords], Commit]
-    """Makes the commit of these states, groups, indices of each group and records."""
+    commit: Callable[..., Commit]
+    """Makes the commit of these states, groups, indices of each group, records and rings."""
     trace_patches: Callable[["WindowStates"], list[Patch]]
     """Tell the trace what vLLM gives each layer; in place while windows are checked."""
 
@@ -71,11 +76,13 @@ def reference_commit(
     groups: Sequence[int],
     indices: Sequence[Tensor],
     records: WindowRecords,
+    rings: RecordRings | None = None,
 ) -> Commit:
     """A commit in plain torch."""
 
-    def commit(accepted: Tensor, committed: Tensor) -> None:
-        commit_states_reference(states, groups, indices, accepted, committed, records)
+    def commit(accepted: Tensor, committed: Tensor, room: int | None = None) -> None:
+        given = indices, accepted, committed, records, rings, room
+        commit_states_reference(states, groups, *given)
 
     return commit
 
@@ -106,6 +113,7 @@ class WindowStates:
         dtype: of the convolution's output.
         one_slot: the engine has one slot a request (`state_slots`), so every window with drafts is
             staged, whatever becomes of its K/V and whatever runs beside it, or the step dies.
+        rings: with one slot, where committed records are kept; None: each commit writes states.
     """
 
     def __init__(
@@ -118,10 +126,12 @@ class WindowStates:
         dtype: torch.dtype,
         kernels: StateKernels,
         one_slot: bool = False,
+        rings: StateRings | None = None,
     ):
         self.layers = list(layers)
         self.requests = requests
         self.one_slot = one_slot
+        self.rings = rings
         self.unavailable: str | None = None
         """Why stock writes every state; None if they are staged."""
         self.trace: Any = None
@@ -146,6 +156,11 @@ class WindowStates:
     # Before the first window.
 
     @property
+    def cache_groups(self) -> list[int]:
+        """KV-cache groups of the layers, in the order of their own groups."""
+        return sorted({layer.cache_group for layer in self.layers})
+
+    @property
     def bytes_per_request(self) -> int:
         """Bytes of one request's states in all layers."""
         return sum(layer.state_bytes for layer in self.layers)
@@ -158,7 +173,15 @@ class WindowStates:
     @property
     def record_bytes(self) -> int:
         """Bytes of the record buffers."""
-        return self.token_bytes * self._length * self.requests
+        _, requests, rows = self._sizes
+        return self.token_bytes * requests * rows
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Layers, requests and rows of the records; ring 0 is nobody's."""
+        if self.rings is None:
+            return len(self.layers), self.requests, self._length
+        return len(self.layers), self.requests + 1, RECORD_ROWS
 
     def allocate(self) -> str | None:
         """Allocate the records and run the kernels on padding once; why that failed, else None."""
@@ -167,7 +190,7 @@ class WindowStates:
         first = self.layers[0]
         try:
             self._records = allocate_records(
-                (len(self.layers), self.requests, self._length),
+                self._sizes,
                 dtype=self._dtype,
                 device=first.state.device,
                 **shape_of(first),
@@ -197,11 +220,11 @@ class WindowStates:
         one = torch.ones(1, dtype=torch.int32, device=device)
         bounds = torch.tensor([0, rows], dtype=torch.int32, device=device)
         tables = StateTables((slots,) * (1 + max(self._groups)), one)
-        for states in (False, True):
+        for states in (False, True)[: 1 if self.rings else 2]:
             parameters = first.layer.A_log, first.layer.dt_bias, first.state
             inputs = WindowInputs(zeros, gates, gates, *parameters, slots, one, bounds)
             self._run(0, inputs, out, None, states)
-        self._commit_of(range(len(self.layers)), tables)(one, one)
+        self._commit_of(range(len(self.layers)), tables)(one, one, *self._room)
         self._commits.clear()
 
     def follow(self, trace: Any) -> None:
@@ -273,6 +296,8 @@ class WindowStates:
         beside_prefill = metadata.num_prefills > 0
         # Without the host's masks (vLLM 0.31) the commit waits for the device.
         masks = getattr(metadata, "spec_sequence_masks_cpu", metadata.spec_sequence_masks)
+        if beside_prefill and self._windows is None and self.rings is not None:
+            self.rings.only(masks)
         self._windows = masks if beside_prefill else None
         parameters = layer.layer.A_log, layer.layer.dt_bias, layer.state
         inputs = WindowInputs(mixed, a, b, *parameters, indices, accepted, bounds)
@@ -296,6 +321,7 @@ class WindowStates:
         self._kernels.verify(
             inputs, out, self._records.layer(number),
             scale=self.layers[number].layer.head_k_dim**-0.5, norm=norm, write_states=write_states,
+            **({} if self.rings is None else {"rings": self.rings.records}),
         )  # fmt: skip
         if self.trace is not None and self._windows is None:
             self.trace.verified(number, inputs.mixed, out)
@@ -324,6 +350,41 @@ class WindowStates:
         else:
             self._reason = tables
 
+    # Cached states and the rings' live rows.
+
+    @property
+    def _room(self) -> tuple[int, ...]:
+        """What a commit is given with rings: rows that the next window needs."""
+        return () if self.rings is None else (self._length,)
+
+    def current(self, number: int, slots: Tensor, rings: Tensor | None) -> Tensor:
+        """A layer's states in these slots, [slots, HV, V, K], as the next window begins with them.
+
+        Args:
+            rings: [slots] int, the ring of each; None: the cached states are current.
+        """
+        state = self.layers[number].state[slots]
+        if rings is None or self.rings is None or self._records is None:
+            return state
+        rings = rings.long()
+        live = self.rings.records.cursors[rings, 0]
+        return state_behind(state, self._records.layer(number), rings, live)
+
+    def make_current(self, requests: int, tables: Sequence[Tensor]) -> None:
+        """Write the states of a step's requests whose rings have live rows: stock reads them next.
+
+        Args:
+            tables: [>= requests, >= 1] int32 of each group of layers, the slot of each request.
+        """
+        if self.rings is None or self._records is None:
+            return
+        cursors = self.rings.records.cursors
+        cursors[:, 1] = cursors[:, 0]
+        ones = torch.ones(requests, dtype=torch.int32, device=cursors.device)
+        commit = self._commit_of(range(len(self.layers)), StateTables(tuple(tables), ones))
+        commit(ones, ones - 1, RECORD_ROWS)
+        self.rings.emptied()
+
     # Behind the samples.
 
     def commit(self, num_sampled: Tensor) -> StateOutcome:
@@ -350,12 +411,12 @@ class WindowStates:
             self.rows = len(num_sampled)
         committed = num_sampled.clamp(min=1)
         try:
-            self._commit_of(staged, tables)(tables.accepted, committed)
+            self._commit_of(staged, tables)(tables.accepted, committed, *self._room)
         except Exception as fault:
             logger.exception("nwor: states are committed in plain torch")
             reason = f"{Fault.COMMIT}:states:{type(fault).__name__}"
             commit = self._made(staged, tables, reference_commit)
-            commit(tables.accepted, committed)
+            commit(tables.accepted, committed, *self._room)
         self.drop()
         return StateOutcome(len(staged), reason)
 
@@ -399,7 +460,8 @@ class WindowStates:
             layers = [layers[number] for number in staged]
             records = WindowRecords(*(part[list(staged)] for part in records))
         states, groups = [layer.state for layer in layers], [layer.group for layer in layers]
-        return commit(states, groups, tables.indices, records)
+        rings = () if self.rings is None else (self.rings.records,)
+        return commit(states, groups, tables.indices, records, *rings)
 
 
 def why_stock(metadata: Any, requests: int) -> str | None:

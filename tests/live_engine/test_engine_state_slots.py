@@ -4,6 +4,7 @@ are stock's. A difference of tokens is a fault unless they are a tie."""
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from state_tools import (
     AGAINST,
     ENGINES,
     PROMPTS,
+    WITH_RINGS,
     check_states,
     engine_case,
-    engines,
     fault_of,
     hook_of,
     one_by_one,
@@ -46,7 +47,12 @@ pytestmark = pytest.mark.engine
 
 Start = Callable[..., VllmEngine]
 
-ON_CPU = engines("cpu")
+CASES = [
+    pytest.param((name, against), marks=engine_case(name).marks, id=f"{name}-{how}")
+    for name in ENGINES
+    for how, against in (("slots", AGAINST), ("rings", WITH_RINGS))
+]
+ON_CPU = pytest.mark.parametrize("engine", CASES[:2], indirect=True)
 INTERRUPT = pytest.mark.parametrize(
     "interrupt",
     [
@@ -56,10 +62,10 @@ INTERRUPT = pytest.mark.parametrize(
 )
 
 
-def specs(name: str, **changes: Any) -> tuple[RunSpec, RunSpec]:
+def specs(name: str, against: dict[str, Any] = AGAINST, **changes: Any) -> tuple[RunSpec, RunSpec]:
     """Specs of an engine with a slot for each draft, and of one with a single slot."""
-    spec = states_spec(name, against=json.dumps(AGAINST), **changes)
-    return spec.engine_specs[None], spec.engine_specs[Arguments.of(AGAINST)]
+    spec = states_spec(name, against=json.dumps(against), **changes)
+    return spec.engine_specs[None], spec.engine_specs[Arguments.of(against)]
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def stocks() -> dict[VllmEngine, Stock]:
     return {}
 
 
-@pytest.fixture(scope="module", params=map(engine_case, ENGINES))
+@pytest.fixture(scope="module", params=CASES)
 def engine(
     request: pytest.FixtureRequest,
     stocks: dict[VllmEngine, Stock],
@@ -107,7 +113,7 @@ def engine(
 ) -> Iterator[VllmEngine]:
     """One engine with one slot after another; a GPU's process holds one at a time."""
     pair = resolve_pair("tiny-states-mtp", cache_dir=tmp_path_factory.mktemp("pair"))
-    stock_spec, single_spec = specs(request.param)
+    stock_spec, single_spec = specs(*request.param)
     first = start_engine(pair, stock_spec)
     staged = ask(first, "stage", PROMPTS, greedy()).tokens
     stock = Stock(stock_answers(first), staged, first.status().state_slots, table_columns(first))
@@ -136,11 +142,13 @@ def test_a_request_reserves_one_slot(engine: VllmEngine, stock: Stock) -> None:
 def test_the_answers_are_those_of_stock(engine: VllmEngine, stock: Stock, scv: str) -> None:
     status = engine.status()
     assert (status.state_slots, status.states_unavailable, status.state_layers) == (1, None, 3)
+    rings = states_of(engine).rings
     for _ in range(2):
         staged = ask(engine, "stage", PROMPTS, greedy(), scv=scv)
         check_counts(engine, staged)
         check_states(engine, staged.windows, staged.total("draft_tokens"))
         assert fault_of(staged.tokens, stock.told) is None
+        assert rings is None or int(rings.records.cursors[1:, 0].count_nonzero()) >= 2
     assert staged.tokens == stock.staged or on_gpu(engine)  # the same arithmetic
 
 
@@ -190,15 +198,19 @@ class StockElsewhere:
 
     def verify(self, inputs: WindowInputs, out: Any, records: Any, **named: Any) -> None:
         """Note what a layer is given, and what it returns."""
-        mixed, a, b, log_a, _, state, indices, accepted, bounds = inputs
+        mixed, a, b, log_a, _, _, indices, accepted, bounds = inputs
         copies = [each.clone() for each in (mixed, a, b, indices, accepted, bounds)]
         mixed, a, b, indices, accepted, bounds = copies
         slots = indices[:SAMPLE].gather(1, accepted[:SAMPLE, None].long() - 1).flatten().long()
-        first = state[slots.clamp(min=0)]
+        number = self._numbers[id(log_a)]
+        current = partial(self._states.current, number)
+        rings = named["rings"].of_row[: len(slots)].clone() if "rings" in named else None
+        first = current(slots.clamp(min=0), rings)
         self._verify(inputs, out, records, **named)
-        self._calls[self._numbers[id(log_a)]] = StateCall(
-            mixed, a, b, None, indices, accepted, bounds, first, first, mixed, out.clone()
-        )
+        self._calls[number] = StateCall(
+            mixed, a, b, None, indices, accepted, bounds, first, first, mixed, out.clone(),
+            rings, current,
+        )  # fmt: skip
 
     def commit(self, counts: torch.Tensor) -> StateOutcome:
         """Commit, and compare the states."""

@@ -140,7 +140,16 @@ class V1RunnerHook(RunnerHook):
 
     def _wrap_model_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _model_forward(*args: Any, **kwargs: Any) -> Any:
-            step = self._step
+            step, runner = self._step, self.runner
+            if step is not None and step.drafts is None:
+                tables, rows = runner.input_batch.block_table, runner.input_batch.num_reqs
+                starts = runner.query_start_loc.gpu[: rows + 1]
+                self._begin_states(
+                    step,
+                    runner.input_batch.req_ids,
+                    lambda group: tables[group].get_device_tensor(rows),
+                    lambda: runner.seq_lens[:rows] - starts.diff(),
+                )
             if step is None or not step.has_window or step.drafts is not None:
                 return original(*args, **kwargs)
             self._begin(step)

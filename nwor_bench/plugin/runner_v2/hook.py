@@ -212,6 +212,10 @@ class V2RunnerHook(RunnerHook):
                 began = time.perf_counter()
                 step.req_ids = input_batch.req_ids
                 step.num_tokens = input_batch.num_tokens
+                starts = input_batch.query_start_loc[: input_batch.num_reqs + 1]
+                lengths = input_batch.seq_lens[: input_batch.num_reqs]
+                computed = lambda: lengths - starts.diff()
+                self._begin_states(step, step.req_ids, tables.__getitem__, computed)
                 if step.has_window:
                     self._begin(step, input_batch, slot_mappings)
                     if not self._runs_full_graph:

@@ -261,14 +261,14 @@ class RunnerHook(ABC):
         self,
         step: Step,
         req_ids: Sequence[str],
-        table_of: Callable[[int], Tensor],
+        tables: Any,
         computed: Callable[[], Tensor],
     ) -> None:
         """The forward comes next: place its requests' rings. Without drafts stock reads their
         states and writes them, so they are made current.
 
         Args:
-            table_of: [requests, >= 1] slots of a KV-cache group.
+            tables: by KV-cache group, [>= requests, >= 1] int32, slots of each request.
             computed: [requests] int, each one's tokens in the cache.
         """
         states = self.states
@@ -278,7 +278,7 @@ class RunnerHook(ABC):
         if self.late.debug:
             states.rings.check(req_ids, computed())
         if not any(map(len, step.scheduler_output.scheduled_spec_decode_tokens.values())):
-            states.make_current(len(req_ids), [table_of(each) for each in states.cache_groups])
+            states.make_current(len(req_ids), [tables[each] for each in states.cache_groups])
 
     def _commit_states(self, step: Step, counts: Tensor) -> None:
         """Commit the states of the step's window."""

@@ -121,7 +121,7 @@ class StateCall:
     rings: Tensor | None = None
     """[at most SAMPLE] int32, the requests' rings; None without rings."""
     current: Callable[[Tensor, Tensor | None], Tensor] | None = None
-    """The layer's states of slots and rings, as `WindowStates.current`; None: those of the cache."""
+    """`WindowStates.current` of the layer; None: the cached states are compared."""
 
 
 class StateTrace:

@@ -108,7 +108,7 @@ class StateRings:
         """
         live = self.records.cursors[self.records.of_row[: len(req_ids)].long(), 0].tolist()
         for req_id, rows, tokens in zip(req_ids, live, computed.tolist(), strict=True):
-            had, before = self._before.get(req_id, (rows, tokens))
+            had, before = self._before.get(req_id, (0, tokens))
             due = had + tokens - before
             if rows != due and (rows or due + self.records.window <= RECORD_ROWS):
                 problem = f"{rows} live rows at {tokens} tokens, {had} at {before}"

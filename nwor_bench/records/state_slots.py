@@ -15,7 +15,7 @@ STATE_SLOTS = "nwor_state_slots"
 """Entry of vLLM's additional_config."""
 
 STATE_RINGS = "nwor_state_rings"
-"""Entry beside it: committed tokens' records stay in a ring, and a state is written when it is full."""
+"""Entry beside it: records of committed tokens stay in rings; a full ring's state is written."""
 
 ADDITIONAL = "additional_config"
 """vLLM's argument."""

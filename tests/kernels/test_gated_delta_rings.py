@@ -290,6 +290,12 @@ def ring_not_zeroed(engine: Engine) -> None:
     engine.join = join  # type: ignore[method-assign]
 
 
+def run_on(engine: Engine) -> None:
+    for _ in range(12):
+        engine.join(0)
+        engine.step([0, 1, 2])
+
+
 @pytest.mark.parametrize(
     "plant", [cursor_too_far, flush_skipped, rejected_row_kept, others_ring, ring_not_zeroed]
 )
@@ -299,6 +305,4 @@ def test_a_fault_is_seen(plant: Callable[[Engine], None]) -> None:
     engine.step([0, 1, 2])
     plant(engine)
     with pytest.raises(AssertionError):
-        for _ in range(12):
-            engine.join(0)
-            engine.step([0, 1, 2])
+        run_on(engine)

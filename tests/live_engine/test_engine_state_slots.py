@@ -13,6 +13,7 @@ import pytest
 import torch
 from checklist_tools import ask, check_counts, greedy
 from engine_tools import EAGER, close, tiny_spec, total_of, worker_of
+from planted_states import RING_PLANTS, check_case
 from state_tools import (
     AGAINST,
     ENGINES,
@@ -30,7 +31,7 @@ from state_tools import (
 
 from nwor_bench.engine.engine import VllmEngine
 from nwor_bench.engine.protocol import GreedyOutput
-from nwor_bench.errors import ExitCode
+from nwor_bench.errors import EngineError, ExitCode
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.plugin.observe.state_checks import check_state
 from nwor_bench.plugin.state_layers import SAMPLE, StateCall
@@ -53,6 +54,11 @@ CASES = [
     for how, against in (("slots", AGAINST), ("rings", WITH_RINGS))
 ]
 ON_CPU = pytest.mark.parametrize("engine", CASES[:2], indirect=True)
+GATED = ("cpu", "eager-float32", "full-float32", "full-bfloat16")
+WITH_GATE = pytest.mark.parametrize(
+    "engine", [case for case in CASES if case.id in {f"{name}-rings" for name in GATED}],
+    indirect=True,
+)  # fmt: skip
 INTERRUPT = pytest.mark.parametrize(
     "interrupt",
     [
@@ -169,6 +175,54 @@ def test_requests_come_and_go(
     assert reasons == ({None} if beside == "stage" else {None, "beside_prefill"}) or on_gpu(engine)
     assert {window.states_reason for window in windows} == {None}
     assert total_of(windows, "states_avoided") == 3 * total_of(windows, "draft_tokens") > 0
+
+
+@pytest.mark.parametrize("case", ["sound stage", *RING_PLANTS])
+@WITH_GATE
+def test_the_local_gate_sees_faults_of_rings(engine: VllmEngine, case: str) -> None:
+    if case != "ring not zeroed":
+        check_case(engine, PROMPTS, case, layers=3)
+
+
+@WITH_GATE
+@pytest.mark.parametrize("case", RING_PLANTS)
+def test_answers_and_the_debug_check_show_faults_of_rings(
+    engine: VllmEngine, stock: Stock, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests start beside others."""
+    with torch.inference_mode(), RING_PLANTS[case](states_of(engine)):
+        found = DebugCheck(engine, monkeypatch)
+        answers = one_by_one(engine, interrupt=False)
+    assert fault_of(answers, stock.told) is not None
+    assert bool(found.errors) == (case != "flush skipped")
+
+
+class DebugCheck:
+    """Turns VLLM_NWOR_DEBUG's check of the rings on, and keeps what it finds."""
+
+    def __init__(self, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch):
+        self.errors: list[str] = []
+        self.steps = 0
+        self._check = states_of(engine).rings.check
+        monkeypatch.setattr(hook_of(engine).late, "debug", True)
+        monkeypatch.setattr(states_of(engine).rings, "check", self.check)
+
+    def check(self, *given: Any) -> None:
+        self.steps += 1
+        try:
+            self._check(*given)
+        except EngineError as error:
+            self.errors.append(str(error))
+
+
+@WITH_GATE
+@INTERRUPT
+def test_live_rows_follow_vllms_tokens(
+    engine: VllmEngine, interrupt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = DebugCheck(engine, monkeypatch)
+    one_by_one(engine, interrupt)
+    assert (found.errors, found.steps > 10) == ([], True)
 
 
 class StockElsewhere:

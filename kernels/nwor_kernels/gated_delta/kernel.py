@@ -117,10 +117,7 @@ def verify_kernel(
     beta = tl.sigmoid(tl.load(beta_at, mask=known, other=0.0).to(tl.float32))
 
     row = tl.arange(0, _RECORD_ROWS)
-    if rings is None:
-        first_line = request.to(tl.int64) * T
-    else:
-        first_line = own * _RECORD_ROWS + live
+    first_line = request.to(tl.int64) * T if rings is None else own * _RECORD_ROWS + live
     line = first_line + token
     k_at = recorded_k + (line * H + head) * K
     others = tl.program_id(0) + value_head % (HV // H)  # 0 in the one program that records k
@@ -133,13 +130,9 @@ def verify_kernel(
         g_ring = tl.load(recorded_g + old_line * HV + value_head, mask=old < live, other=0.0)
         lanes = tl.arange(0, K)
         k_ring_at = recorded_k + (old_line * H + head) * K
-        k_ring = tl.load(
-            k_ring_at[:, None] + lanes[None, :], mask=(old < live)[:, None], other=0.0
-        )
+        k_ring = tl.load(k_ring_at[:, None] + lanes[None, :], mask=(old < live)[:, None], other=0.0)
         u_ring_at = recorded_u + (old_line * HV + value_head) * V
-        u_ring = tl.load(
-            u_ring_at[None, :] + v_row[:, None], mask=(old < live)[None, :], other=0.0
-        )
+        u_ring = tl.load(u_ring_at[None, :] + v_row[:, None], mask=(old < live)[None, :], other=0.0)
         all_kq = tl.load(kq_at[:, None] + lanes[None, :], mask=known[:, None], other=0.0)
         seen = _dot(k_ring, tl.trans(all_kq), products, DOT) * tl.exp(_since(g_ring))[:, None]
         by_ring = _wide_product(u_ring, seen, w, DOT)
@@ -264,15 +257,15 @@ def commit_kernel(
         slots_apart = tl.load(row + 2)
         slots_each = tl.load(row + 3).to(tl.int32)
         first_slots = tl.load(row + 1).to(tl.pointer_type(tl.int32))
-        for request in range(request, num_requests, LANES):
-            own = tl.maximum(tl.load(rings + request), 0).to(tl.int64)
-            count = tl.load(cursors + 2 * own + 1) + tl.load(committed + request).to(tl.int32)
+        for one in range(request, num_requests, LANES):
+            own = tl.maximum(tl.load(rings + one), 0).to(tl.int64)
+            count = tl.load(cursors + 2 * own + 1) + tl.load(committed + one).to(tl.int32)
             full = count + room > T
             if (own > 0) & (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
                 tl.store(cursors + 2 * own, tl.where(full, 0, count))
             if (own > 0) & full:
-                slots = first_slots + request * slots_apart
-                slot = _slot(slots, tl.load(accepted + request), slots_each)
+                slots = first_slots + one * slots_apart
+                slot = _slot(slots, tl.load(accepted + one), slots_each)
                 if (slot > 0) & (count > 0):
                     _write_state(
                         row, layer, own, count, slot, slot, value_head, recorded_u, recorded_k,
@@ -283,30 +276,12 @@ def commit_kernel(
 
 @triton.jit
 def _write_state(
-    row,
-    layer,
-    record,
-    count,
-    source,
-    target,
-    value_head,
-    recorded_u,
-    recorded_k,
-    recorded_g,
-    STATE_STRIDES: tl.constexpr,
-    STATE_ELEMENT: tl.constexpr,
-    STATE_ALIGNMENT: tl.constexpr,
-    H: tl.constexpr,
-    HV: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    T: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-    DOT: tl.constexpr,
-):
-    """Write the state behind the first `count` rows of the layer's records of one request to slot `target`."""
+    row, layer, record, count, source, target, value_head, recorded_u, recorded_k, recorded_g,
+    STATE_STRIDES: tl.constexpr, STATE_ELEMENT: tl.constexpr, STATE_ALIGNMENT: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, T: tl.constexpr,
+    REQUESTS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Write a request's state behind the first `count` rows of its records to slot `target`."""
     v_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k_lane = tl.arange(0, K)
     in_state = value_head * STATE_STRIDES[1] + v_row[:, None] * STATE_STRIDES[2] + k_lane[None, :]

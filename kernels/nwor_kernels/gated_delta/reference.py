@@ -91,8 +91,10 @@ def verify_window_reference(
         current = current + u[..., :, None] * k_t[..., None, :]
         output = torch.einsum("rhvk,rhk->rhv", current, q_t * scale).to(out.dtype)
         out[at] = output if norm is None else gated_norm(output, norm, at)
-        to = record[rows], line[rows] + token
-        records.u[to], records.k[to], records.g[to] = u / key_norm, k[at], g[at]
+        own, place = record[rows], line[rows] + token
+        records.u[own, place] = u / key_norm
+        records.k[own, place] = k[at]
+        records.g[own, place] = g[at]
         if write_states:
             to = state_indices[rows, token].long()
             state[to[to > 0]] = current[to > 0].to(state.dtype)

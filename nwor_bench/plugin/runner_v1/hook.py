@@ -9,6 +9,7 @@ tokens has no window and passes through.
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -142,14 +143,11 @@ class V1RunnerHook(RunnerHook):
         def _model_forward(*args: Any, **kwargs: Any) -> Any:
             step, runner = self._step, self.runner
             if step is not None and step.drafts is None:
-                tables, rows = runner.input_batch.block_table, runner.input_batch.num_reqs
+                batch, rows = runner.input_batch, runner.input_batch.num_reqs
+                tables = [each.get_device_tensor(rows) for each in batch.block_table.block_tables]
                 starts = runner.query_start_loc.gpu[: rows + 1]
-                self._begin_states(
-                    step,
-                    runner.input_batch.req_ids,
-                    lambda group: tables[group].get_device_tensor(rows),
-                    lambda: runner.seq_lens[:rows] - starts.diff(),
-                )
+                computed = partial(torch.sub, runner.seq_lens[:rows], starts.diff())
+                self._begin_states(step, batch.req_ids, tables, computed)
             if step is None or not step.has_window or step.drafts is not None:
                 return original(*args, **kwargs)
             self._begin(step)

@@ -11,6 +11,7 @@ device, and `post_update`, vLLM's own update of its requests, ends the step: its
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -39,6 +40,13 @@ from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, BY_CHOICE, Fault
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
+
+
+def _computed(input_batch: Any) -> Tensor:
+    """[requests] int, tokens of each in the cache."""
+    requests = input_batch.num_reqs
+    lengths: Tensor = input_batch.query_start_loc[: requests + 1].diff()
+    return input_batch.seq_lens[:requests] - lengths
 
 
 class V2RunnerHook(RunnerHook):
@@ -212,10 +220,7 @@ class V2RunnerHook(RunnerHook):
                 began = time.perf_counter()
                 step.req_ids = input_batch.req_ids
                 step.num_tokens = input_batch.num_tokens
-                starts = input_batch.query_start_loc[: input_batch.num_reqs + 1]
-                lengths = input_batch.seq_lens[: input_batch.num_reqs]
-                computed = lambda: lengths - starts.diff()
-                self._begin_states(step, step.req_ids, tables.__getitem__, computed)
+                self._begin_states(step, step.req_ids, tables, partial(_computed, input_batch))
                 if step.has_window:
                     self._begin(step, input_batch, slot_mappings)
                     if not self._runs_full_graph:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,40 @@ def test_live_rows_follow_vllms_tokens(
     found = DebugCheck(engine, monkeypatch)
     one_by_one(engine, interrupt)
     assert (found.errors, found.steps > 10) == ([], True)
+
+
+@WITH_GATE
+def test_states_are_made_current_for_stock(
+    engine: VllmEngine, stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before steps without drafts: here before every third window, which must not mind."""
+    hook, states, steps, written = hook_of(engine), states_of(engine), count(), list[int]()
+    rings, begin, make_current = states.rings, hook._begin_states, states.make_current
+    assert rings is not None
+    cursors = rings.records.cursors
+
+    def begin_states(step: Any, req_ids: Any, tables: Any, computed: Any) -> None:
+        begin(step, req_ids, tables, computed)
+        if next(steps) % 3 == 2:
+            found = [tables[group] for group in states.cache_groups]
+            states.make_current(len(req_ids), found)
+
+    def checked(requests: int, tables: Any) -> None:
+        own = rings.records.of_row[:requests].long()
+        slots = [tables[layer.group][:requests, 0].long() for layer in states.layers]
+        due = [states.current(n, own_slots, own) for n, own_slots in enumerate(slots)]
+        written.append(int((cursors[own, 0] > 0).sum()))
+        make_current(requests, tables)
+        assert not bool(cursors[own, 0].any())
+        for layer, own_slots, state in zip(states.layers, slots, due, strict=True):
+            close = {"rtol": 1e-2, "atol": 1e-3} if layer.state.dtype is torch.bfloat16 else {}
+            torch.testing.assert_close(layer.state[own_slots].float(), state, **close)
+
+    monkeypatch.setattr(hook, "_begin_states", begin_states)
+    monkeypatch.setattr(states, "make_current", checked)
+    answers = ask(engine, "stage", PROMPTS, greedy())
+    assert fault_of(answers.tokens, stock.told) is None
+    assert max(written) > 1
 
 
 class StockElsewhere:

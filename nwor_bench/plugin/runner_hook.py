@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -257,28 +257,20 @@ class RunnerHook(ABC):
         """True if the step's states are staged though its K/V is written directly."""
         return self.one_slot and step.drafts is not None and bool(step.drafts.any())
 
-    def _begin_states(
-        self,
-        step: Step,
-        req_ids: Sequence[str],
-        tables: Any,
-        computed: Callable[[], Tensor],
-    ) -> None:
-        """The forward comes next: place its requests' rings. Without drafts stock reads their
-        states and writes them, so they are made current.
+    def _begin_states(self, step: Step, req_ids: Sequence[str], tables: Any, computed: Any) -> None:
+        """The forward comes next: place its requests' rings; without drafts stock reads states.
 
         Args:
             tables: by KV-cache group, [>= requests, >= 1] int32, slots of each request.
-            computed: [requests] int, each one's tokens in the cache.
+            computed: a function that returns [requests] int, each one's tokens in the cache.
         """
-        states = self.states
-        if states is None or states.rings is None:
+        if (states := self.states) is None or states.rings is None:
             return
         states.rings.place(req_ids)
         if self.late.debug:
             states.rings.check(req_ids, computed())
-        if not any(map(len, step.scheduler_output.scheduled_spec_decode_tokens.values())):
-            states.make_current(len(req_ids), [tables[each] for each in states.cache_groups])
+        if not any(step.scheduler_output.scheduled_spec_decode_tokens.values()):
+            states.make_current(len(req_ids), tables)
 
     def _commit_states(self, step: Step, counts: Tensor) -> None:
         """Commit the states of the step's window."""

@@ -1,10 +1,9 @@
-"""Rings of records with one state slot a request: each running request has one, known by its id.
+"""Rings of records with one state slot a request: each running request has one, by its id.
 
-A window's commit leaves its tokens' records in the ring, and writes the state only if the next
-window would not fit: about every fifth time. So the rule is: **the slot that vLLM reads next is
-current, or its request's ring has live rows**. Whoever reads a state asks `WindowStates.current`;
-before stock does, `WindowStates.make_current` writes what is missing. How many rows are live is
-known on the device only.
+A commit leaves its tokens' records in the ring, and writes the state only if the next window would
+not fit: about every fifth time. So **the slot that vLLM reads next is current, or the request's
+ring has live rows**. Whoever reads a state asks `WindowStates.current`; before stock does,
+`WindowStates.make_current` writes what is missing. How many rows are live only the device knows.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.errors import EngineError
-from nwor_bench.records.state_slots import one_slot, state_rings
+from nwor_bench.records.state_slots import STATE_RINGS, one_slot
 from nwor_kernels.gated_delta.records import RECORD_ROWS, RecordRings
 
 RINGS = "rings of states' records"
@@ -24,17 +23,16 @@ RINGS = "rings of states' records"
 def slots_of(runner: Any, window: int, requests: int) -> dict[str, Any]:
     """`WindowStates`' arguments that an engine's additional_config decides."""
     config = runner.vllm_config.additional_config
-    rings = StateRings(requests, window, runner.device) if state_rings(config) else None
+    asked = one_slot(config) and STATE_RINGS in config
+    rings = StateRings(requests, window, runner.device) if asked else None
     return {"one_slot": one_slot(config), "rings": rings}
 
 
 class StateRings:
-    """The rings of one worker's requests.
+    """The rings of one worker's requests: at most `requests` run at a time.
 
     Args:
-        requests: most that run at a time.
         window: most tokens of a request's window, k + 1.
-        device: of the states.
     """
 
     def __init__(self, requests: int, window: int, device: torch.device):
@@ -47,24 +45,20 @@ class StateRings:
         self._placed: list[str] | None = None
         self._before: dict[str, tuple[int, int]] = {}
 
-    def scheduled(self, scheduler_output: Any) -> None:
-        """Give back the rings of requests that have ended, or start over, before a step."""
-        cached, new = scheduler_output.scheduled_cached_reqs, scheduler_output.scheduled_new_reqs
-        ended = scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or ()
-        for req_ids in (*ended, cached.resumed_req_ids, [each.req_id for each in new]):
-            for req_id in req_ids:
-                self._before.pop(req_id, None)
-                if (ring := self._ring_of.pop(req_id, 0)) > 0:
-                    self._free.append(ring)
-                    self._placed = None
+    def scheduled(self, step: Any) -> None:
+        """Give back the rings of requests that end, or start over, with a SchedulerOutput."""
+        started = (new.req_id for new in step.scheduled_new_reqs)
+        resumed, preempted = step.scheduled_cached_reqs.resumed_req_ids, step.preempted_req_ids
+        for req_id in (*step.finished_req_ids, *(preempted or ()), *resumed, *started):
+            self._before.pop(req_id, None)
+            if req_id in self._ring_of:
+                self._free.append(self._ring_of.pop(req_id))
+                self._placed = None
 
     def place(self, req_ids: Sequence[str]) -> None:
-        """Give every request of a step its ring, in the batch's order; a new ring is empty.
+        """Give every request of a step its ring, in the batch's order, an empty one if it has none.
 
-        Nothing is copied while the batch stays the same.
-
-        Raises:
-            EngineError: more requests run than there are rings.
+        Raises EngineError if there are too few.
         """
         if req_ids == self._placed:
             return
@@ -75,8 +69,8 @@ class StateRings:
         for req_id in fresh:
             self._ring_of[req_id] = self._free.pop()
         if fresh:
-            empty = self._on_device([self._ring_of[req_id] for req_id in fresh])
-            self.records.cursors.index_fill_(0, empty.long(), 0)
+            rings = self._on_device([self._ring_of[req_id] for req_id in fresh])
+            self.records.cursors.index_fill_(0, rings.long(), 0)
         self._fill([self._ring_of[req_id] for req_id in req_ids])
         self._placed = list(req_ids)
 
@@ -98,23 +92,18 @@ class StateRings:
         return made.to(device, non_blocking=True)
 
     def check(self, req_ids: Sequence[str], computed: Tensor) -> None:
-        """Debugging: compare live rows with vLLM's computed tokens; waits for the device.
-
-        Args:
-            computed: [requests] int, tokens of each before the step.
-
-        Raises:
-            EngineError: a ring has not got its request's last tokens, or has others.
+        """Debugging: raise EngineError if the live rows are not those of the tokens since the last
+        write; waits for the device. `computed`: [requests] int, each one's tokens before the step.
         """
         live = self.records.cursors[self.records.of_row[: len(req_ids)].long(), 0].tolist()
         for req_id, rows, tokens in zip(req_ids, live, computed.tolist(), strict=True):
             had, before = self._before.get(req_id, (0, tokens))
             due = had + tokens - before
             if rows != due and (rows or due + self.records.window <= RECORD_ROWS):
-                problem = f"{rows} live rows at {tokens} tokens, {had} at {before}"
-                raise EngineError.at(RINGS, f"request {req_id}: {problem}", rows)
+                problem = f"{req_id}: {rows} live rows at {tokens} tokens, {had} at {before}"
+                raise EngineError.at(RINGS, problem, rows)
             self._before[req_id] = rows, tokens
 
-    def emptied(self) -> None:
-        """The states of the step's requests were made current."""
+    def empty(self) -> None:
+        """No row is live any more: the states of the step's requests were made current."""
         self._before.clear()

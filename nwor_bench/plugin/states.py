@@ -15,7 +15,7 @@ its records hold all that is needed, and counts are vLLM's own.
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +33,6 @@ from nwor_bench.records.fallback_reasons import Fault
 from nwor_kernels.gated_delta.records import (
     RECORD_ROWS,
     GatedNorm,
-    RecordRings,
     WindowInputs,
     WindowRecords,
     allocate_records,
@@ -71,20 +70,9 @@ class StateKernels(NamedTuple):
     """Tell the trace what vLLM gives each layer; in place while windows are checked."""
 
 
-def reference_commit(
-    states: Sequence[Tensor],
-    groups: Sequence[int],
-    indices: Sequence[Tensor],
-    records: WindowRecords,
-    rings: RecordRings | None = None,
-) -> Commit:
-    """A commit in plain torch."""
-
-    def commit(accepted: Tensor, committed: Tensor, room: int | None = None) -> None:
-        given = indices, accepted, committed, records, rings, room
-        commit_states_reference(states, groups, *given)
-
-    return commit
+def reference_commit(*given: Any) -> Commit:
+    """A commit in plain torch of what `StateKernels.commit` is given."""
+    return partial(commit_states_reference, *given)
 
 
 ONE_SLOT = "an engine with one state slot a request"
@@ -143,6 +131,10 @@ class WindowStates:
         self._kernels = kernels
         self._records: WindowRecords | None = None
         self._groups = [layer.group for layer in self.layers]
+        # Ring 0 is nobody's. A commit with rings is told how many rows the next window needs.
+        rows = (requests, length) if rings is None else (requests + 1, RECORD_ROWS)
+        self._sizes = (len(self.layers), *rows)
+        self._room = () if rings is None else (length,)
         self._commits: dict[tuple[tuple[int, ...], ...], Commit] = {}
         self._found: dict[int, Tensor] = {}
         self._accepted: Tensor | None = None
@@ -154,11 +146,6 @@ class WindowStates:
         """Requests of the last commit, if they were not all of the step's."""
 
     # Before the first window.
-
-    @property
-    def cache_groups(self) -> list[int]:
-        """KV-cache groups of the layers, in the order of their own groups."""
-        return sorted({layer.cache_group for layer in self.layers})
 
     @property
     def bytes_per_request(self) -> int:
@@ -175,13 +162,6 @@ class WindowStates:
         """Bytes of the record buffers."""
         _, requests, rows = self._sizes
         return self.token_bytes * requests * rows
-
-    @property
-    def _sizes(self) -> tuple[int, int, int]:
-        """Layers, requests and rows of the records; ring 0 is nobody's."""
-        if self.rings is None:
-            return len(self.layers), self.requests, self._length
-        return len(self.layers), self.requests + 1, RECORD_ROWS
 
     def allocate(self) -> str | None:
         """Allocate the records and run the kernels on padding once; why that failed, else None."""
@@ -352,38 +332,30 @@ class WindowStates:
 
     # Cached states and the rings' live rows.
 
-    @property
-    def _room(self) -> tuple[int, ...]:
-        """What a commit is given with rings: rows that the next window needs."""
-        return () if self.rings is None else (self._length,)
-
     def current(self, number: int, slots: Tensor, rings: Tensor | None) -> Tensor:
-        """A layer's states in these slots, [slots, HV, V, K], as the next window begins with them.
-
-        Args:
-            rings: [slots] int, the ring of each; None: the cached states are current.
-        """
+        """A layer's states [slots, HV, V, K] in these slots and rings, as the next window begins
+        with them; without rings the cached ones."""
         state = self.layers[number].state[slots]
         if rings is None or self.rings is None or self._records is None:
             return state
-        rings = rings.long()
-        live = self.rings.records.cursors[rings, 0]
-        return state_behind(state, self._records.layer(number), rings, live)
+        live = self.rings.records.cursors[rings.long(), 0]
+        return state_behind(state, self._records.layer(number), rings.long(), live)
 
     def make_current(self, requests: int, tables: Sequence[Tensor]) -> None:
         """Write the states of a step's requests whose rings have live rows: stock reads them next.
 
         Args:
-            tables: [>= requests, >= 1] int32 of each group of layers, the slot of each request.
+            tables: by KV-cache group, [>= requests, >= 1] int32, the slot of each request.
         """
-        if self.rings is None or self._records is None:
-            return
+        assert self.rings is not None
         cursors = self.rings.records.cursors
         cursors[:, 1] = cursors[:, 0]
         ones = torch.ones(requests, dtype=torch.int32, device=cursors.device)
-        commit = self._commit_of(range(len(self.layers)), StateTables(tuple(tables), ones))
+        groups = sorted({layer.cache_group for layer in self.layers})
+        slots = StateTables(tuple(tables[group] for group in groups), ones)
+        commit = self._commit_of(range(len(self.layers)), slots)
         commit(ones, ones - 1, RECORD_ROWS)
-        self.rings.emptied()
+        self.rings.empty()
 
     # Behind the samples.
 
@@ -460,8 +432,8 @@ class WindowStates:
             layers = [layers[number] for number in staged]
             records = WindowRecords(*(part[list(staged)] for part in records))
         states, groups = [layer.state for layer in layers], [layer.group for layer in layers]
-        rings = () if self.rings is None else (self.rings.records,)
-        return commit(states, groups, tables.indices, records, *rings)
+        rings = None if self.rings is None else self.rings.records
+        return commit(states, groups, tables.indices, records, rings)
 
 
 def why_stock(metadata: Any, requests: int) -> str | None:

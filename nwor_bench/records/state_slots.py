@@ -25,14 +25,8 @@ FIELD = f"{ADDITIONAL}: {STATE_SLOTS}"
 
 def one_slot(additional_config: Any) -> bool:
     """True if this additional_config of vLLM asks for one state slot a request, or for rings."""
-    return isinstance(additional_config, Mapping) and bool(
-        {STATE_SLOTS, STATE_RINGS} & additional_config.keys()
-    )
-
-
-def state_rings(additional_config: Any) -> bool:
-    """True if it asks for rings of records too."""
-    return one_slot(additional_config) and STATE_RINGS in additional_config
+    asked = additional_config if isinstance(additional_config, Mapping) else ()
+    return STATE_SLOTS in asked or STATE_RINGS in asked
 
 
 def check_one_slot(config: Any, nwor_mode: str) -> None:

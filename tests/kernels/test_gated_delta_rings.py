@@ -168,8 +168,8 @@ class Engine:
         """Commit: only the states of rings without room are written, and rightly."""
         before = self.states.clone()
         committed = torch.tensor(counts, dtype=torch.int32, device=self.device)
-        rows = case.states, case.groups, case.tables
-        self.commit(*rows, case.accepted, committed, self.records, rings, room)
+        given = case.states, case.groups, case.tables, self.records, rings
+        self.commit(*given, case.accepted, committed, room)
         for request in self.rows:
             if request is None or self.live[request] + room <= RECORD_ROWS:
                 continue
@@ -191,8 +191,8 @@ def kernels(on_triton: torch.device | None) -> Any:
     if not on_triton:
         return verify_window_reference, commit_states_reference, torch.device("cpu")
 
-    def commit(states, groups, tables, accepted, committed, records, rings, room):
-        StateCommit(states, groups, tables, records, rings)(accepted, committed, room)
+    def commit(*given):
+        StateCommit(*given[:5])(*given[5:])
 
     return verify_window_triton, commit, on_triton
 
@@ -271,8 +271,9 @@ def flush_skipped(engine: Engine) -> None:
 def rejected_row_kept(engine: Engine) -> None:
     original = engine.commit
 
-    def commit(states, groups, tables, accepted, committed, *rest):
-        original(states, groups, tables, accepted, committed + 1, *rest)
+    def commit(*given):
+        *rest, committed, room = given
+        original(*rest, committed + 1, room)
 
     engine.commit = commit
 

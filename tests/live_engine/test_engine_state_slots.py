@@ -239,12 +239,11 @@ def test_states_are_made_current_for_stock(
     def begin_states(step: Any, req_ids: Any, tables: Any, computed: Any) -> None:
         begin(step, req_ids, tables, computed)
         if next(steps) % 3 == 2:
-            found = [tables[group] for group in states.cache_groups]
-            states.make_current(len(req_ids), found)
+            states.make_current(len(req_ids), tables)
 
     def checked(requests: int, tables: Any) -> None:
         own = rings.records.of_row[:requests].long()
-        slots = [tables[layer.group][:requests, 0].long() for layer in states.layers]
+        slots = [tables[layer.cache_group][:requests, 0].long() for layer in states.layers]
         due = [states.current(n, own_slots, own) for n, own_slots in enumerate(slots)]
         written.append(int((cursors[own, 0] > 0).sum()))
         make_current(requests, tables)

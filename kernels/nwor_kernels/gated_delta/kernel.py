@@ -10,11 +10,8 @@ queries stay as the convolution returned them, in 16 bits, and their lengths are
 of the products: a 16-bit vector's product is exact in tensor cores, and so is a float32 state's as
 a sum of three bfloat16.
 
-With rings (`records.RecordRings`) the cached S is older by the rows of a request's ring. With C_i
-their cumulated g and C that of all, the window begins from S' instead, of which only products with
-its k and q are needed:
-
-    S' x = e^C S x + sum_i e^(C - C_i) u_i (k_i . x)
+With rings S is older by the rows of a request's ring. With C_i = cumsum of their g and C its end,
+e^C S x + sum_i e^(C - C_i) u_i (k_i . x) stands in the place of S x, for k and q.
 """
 
 import triton
@@ -224,12 +221,11 @@ def commit_kernel(
     T: tl.constexpr,
     REQUESTS: tl.constexpr,
     ROWS: tl.constexpr,
-    LANES: tl.constexpr,
     PARTS: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """One program: ROWS rows of the state of one value head and layer, for one request; with
-    rings for every LANES-th one, since most have room and are only looked at.
+    rings for some, since most have room.
 
     `layers` [layers, 4] int64: addresses of the state and of its group's slots, the strides of
     these and how many a request has. REQUESTS, T: rows of the records.
@@ -253,20 +249,17 @@ def commit_kernel(
             ROWS, PARTS, DOT,
         )  # fmt: skip
     else:
-        row = layers + layer * 4
-        slots_apart = tl.load(row + 2)
-        slots_each = tl.load(row + 3).to(tl.int32)
-        first_slots = tl.load(row + 1).to(tl.pointer_type(tl.int32))
-        for one in range(request, num_requests, LANES):
+        for one in range(request, num_requests, tl.num_programs(1)):
             own = tl.maximum(tl.load(rings + one), 0).to(tl.int64)
             count = tl.load(cursors + 2 * own + 1) + tl.load(committed + one).to(tl.int32)
-            full = count + room > T
-            if (own > 0) & (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
-                tl.store(cursors + 2 * own, tl.where(full, 0, count))
-            if (own > 0) & full:
-                slots = first_slots + one * slots_apart
-                slot = _slot(slots, tl.load(accepted + one), slots_each)
-                if (slot > 0) & (count > 0):
+            full = (own > 0) & (count + room > T)
+            if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
+                tl.store(cursors + 2 * own, tl.where((own > 0) & (count + room <= T), count, 0))
+            if full:
+                row = layers + layer * 4
+                slots = tl.load(row + 1).to(tl.pointer_type(tl.int32)) + one * tl.load(row + 2)
+                slot = _slot(slots, tl.load(accepted + one), tl.load(row + 3).to(tl.int32))
+                if slot > 0:
                     _write_state(
                         row, layer, own, count, slot, slot, value_head, recorded_u, recorded_k,
                         recorded_g, STATE_STRIDES, STATE_ELEMENT, STATE_ALIGNMENT, H, HV, K, V, T,
@@ -327,22 +320,14 @@ def _product(wide, narrow, total, PARTS: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def _wide_product(left, right, total, DOT: tl.constexpr):
-    """total + left @ right, both float32: the six of nine products of their three bfloat16 parts
-    that reach the 24th bit."""
+    """total + left @ right, both float32: those products of their bfloat16 parts that matter."""
     for i in tl.static_range(3):
-        part = left.to(tl.bfloat16)
+        part, rest = left.to(tl.bfloat16), right
         left -= part.to(tl.float32)
-        total = _parted(part, right, total, 3 - i, DOT)
-    return total
-
-
-@triton.jit
-def _parted(narrow, wide, total, PARTS: tl.constexpr, DOT: tl.constexpr):
-    """total + narrow @ wide, with `wide` as in `_product`."""
-    for _ in tl.static_range(PARTS):
-        part = wide.to(tl.bfloat16)
-        wide -= part.to(tl.float32)
-        total = _dot(narrow, part, total, DOT)
+        for _ in tl.static_range(3 - i):
+            other = rest.to(tl.bfloat16)
+            rest -= other.to(tl.float32)
+            total = _dot(part, other, total, DOT)
     return total
 
 

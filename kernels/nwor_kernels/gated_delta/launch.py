@@ -125,10 +125,6 @@ def _keys_at_once(dtype: torch.dtype, accumulated: int) -> int:
     return 32 if dtype is torch.float32 and accumulated > 1024 else 64
 
 
-COMMIT_LANES = 4
-"""Programs that share a batch's requests in a commit with rings."""
-
-
 class StateCommit:
     """`commit_states_reference` in one launch for all layers.
 
@@ -207,12 +203,11 @@ class StateCommit:
             "T": records.u.shape[2],
             "REQUESTS": records.u.shape[1],
             "ROWS": rows,
-            "LANES": COMMIT_LANES,
             "PARTS": UPDATE_PARTS,
             "DOT": _dot_precision(records.k),
         }
-        lanes = min(requests, COMMIT_LANES) if rings else requests
-        grid = (value_dim // rows, lanes, len(states) * value_heads)
+        each = min(requests, 4) if rings else requests  # most rings have room: nothing is to do
+        grid = (value_dim // rows, each, len(states) * value_heads)
         launch = Launch(commit_kernel, grid, constants, num_warps=4, num_stages=1)
         return partial(launch, self._layers, *records, *(rings[:2] if rings else (None, None)))
 

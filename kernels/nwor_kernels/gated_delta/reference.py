@@ -21,13 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nwor_kernels.gated_delta.records import (
-    RECORD_ROWS,
-    GatedNorm,
-    RecordRings,
-    WindowInputs,
-    WindowRecords,
-)
+from nwor_kernels.gated_delta.records import GatedNorm, RecordRings, WindowInputs, WindowRecords
 
 NORM_EPS = 1e-6
 """Added to the squared length of k and q, as vLLM's kernels do."""
@@ -104,38 +98,37 @@ def commit_states_reference(
     states: Sequence[Tensor],
     groups: Sequence[int],
     state_indices: Sequence[Tensor],
+    records: WindowRecords,
+    rings: RecordRings | None,
     accepted: Tensor,
     committed: Tensor,
-    records: WindowRecords,
-    rings: RecordRings | None = None,
-    room: int | None = None,
+    room: int = 0,
 ) -> None:
     """Write every layer's state after the committed tokens of each row, one state a row.
 
     Nothing is written for a row that commits no token, or of which a slot is null (<= 0). With
-    rings a row's tokens are added to its live rows, and its state is written only if less than
-    `room` rows are left.
+    rings a row's tokens are added to its live rows, and its state is written if less than `room`
+    rows are left.
 
     Args:
         states: one tensor a layer, [slots, HV, V, K], any strides.
         groups: each layer's entry of `state_indices`: its KV-cache group.
         state_indices: one tensor a group, [>= requests, >= T] int32.
+        records: of all layers.
+        rings: of the records, if verify had them.
         accepted: [>= requests] int32: the state is read from column accepted - 1, as the window's
             outputs were.
         committed: [requests] int32, accepted drafts and the bonus token, at most the row's tokens;
             the state is written to column committed - 1. Rounded once, to the states' dtype.
-        records: of all layers.
-        rings: of the records, if verify had them.
-        room: with rings, rows that the next window needs; RECORD_ROWS: the states must be current.
+        room: with rings, rows that the next window needs; all: the states are made current.
     """
     requests = len(committed)
     record, count = torch.arange(requests, device=committed.device), committed.long()
     writes = torch.ones_like(count, dtype=torch.bool)
     if rings is not None:
-        assert room is not None
         record = rings.of_row[:requests].long()
         count = rings.cursors[record, 1] + count
-        writes = (record > 0) & (count + room > RECORD_ROWS)
+        writes = (record > 0) & (count + room > records.u.shape[2])
         rings.cursors[record, 0] = count.where((record > 0) & ~writes, 0).int()
         committed = accepted[:requests].where(count > 0, 0)
     for layer, (state, group) in enumerate(zip(states, groups, strict=True)):

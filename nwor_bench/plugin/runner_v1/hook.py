@@ -9,7 +9,6 @@ tokens has no window and passes through.
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -146,8 +145,9 @@ class V1RunnerHook(RunnerHook):
                 batch, rows = runner.input_batch, runner.input_batch.num_reqs
                 tables = [each.get_device_tensor(rows) for each in batch.block_table.block_tables]
                 starts = runner.query_start_loc.gpu[: rows + 1]
-                computed = partial(torch.sub, runner.seq_lens[:rows], starts.diff())
-                self._begin_states(step, batch.req_ids, tables, computed)
+                self._begin_states(
+                    step, batch.req_ids, tables, lambda: runner.seq_lens[:rows] - starts.diff()
+                )
             if step is None or not step.has_window or step.drafts is not None:
                 return original(*args, **kwargs)
             self._begin(step)

@@ -11,7 +11,6 @@ device, and `post_update`, vLLM's own update of its requests, ends the step: its
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -40,13 +39,6 @@ from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, BY_CHOICE, Fault
 from nwor_bench.records.types import NworMode, ScvMode
 
 logger = logging.getLogger("vllm.nwor_bench")
-
-
-def _computed(input_batch: Any) -> Tensor:
-    """[requests] int, tokens of each in the cache."""
-    requests = input_batch.num_reqs
-    lengths: Tensor = input_batch.query_start_loc[: requests + 1].diff()
-    return input_batch.seq_lens[:requests] - lengths
 
 
 class V2RunnerHook(RunnerHook):
@@ -220,7 +212,11 @@ class V2RunnerHook(RunnerHook):
                 began = time.perf_counter()
                 step.req_ids = input_batch.req_ids
                 step.num_tokens = input_batch.num_tokens
-                self._begin_states(step, step.req_ids, tables, partial(_computed, input_batch))
+                rows, batch = input_batch.num_reqs, input_batch
+                self._begin_states(
+                    step, step.req_ids, tables,
+                    lambda: batch.seq_lens[:rows] - batch.query_start_loc[: rows + 1].diff(),
+                )  # fmt: skip
                 if step.has_window:
                     self._begin(step, input_batch, slot_mappings)
                     if not self._runs_full_graph:

@@ -258,12 +258,8 @@ class RunnerHook(ABC):
         return self.one_slot and step.drafts is not None and bool(step.drafts.any())
 
     def _begin_states(self, step: Step, req_ids: Sequence[str], tables: Any, computed: Any) -> None:
-        """The forward comes next: place its requests' rings; without drafts stock reads states.
-
-        Args:
-            tables: by KV-cache group, [>= requests, >= 1] int32, slots of each request.
-            computed: a function that returns [requests] int, each one's tokens in the cache.
-        """
+        """The forward comes next: place its rings; without drafts stock reads the states of
+        `tables`, one a KV-cache group. `computed()`: [requests] int, tokens before the step."""
         if (states := self.states) is None or states.rings is None:
             return
         states.rings.place(req_ids)

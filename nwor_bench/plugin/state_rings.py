@@ -43,6 +43,8 @@ class StateRings:
         self._ring_of: dict[str, int] = {}
         self._free = list(range(requests, 0, -1))
         self._placed: list[str] | None = None
+        self.in_use = False
+        """A step runs in which stock must not read states."""
         self._before: dict[str, tuple[int, int]] = {}
 
     def scheduled(self, step: Any) -> None:
@@ -60,6 +62,7 @@ class StateRings:
 
         Raises EngineError if there are too few.
         """
+        self.in_use = True
         if req_ids == self._placed:
             return
         fresh = [req_id for req_id in req_ids if req_id not in self._ring_of]
@@ -106,4 +109,5 @@ class StateRings:
 
     def empty(self) -> None:
         """No row is live any more: the states of the step's requests were made current."""
+        self.in_use = False
         self._before.clear()

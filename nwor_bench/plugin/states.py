@@ -234,9 +234,10 @@ class WindowStates:
 
     def _must_stage(self, metadata: Any, unknown: Collection[str]) -> bool:
         """`stages` with one slot. Rows without drafts are stock's: it writes one state for each."""
-        if metadata.spec_sequence_masks is None:
-            return False
-        if metadata.num_spec_decode_tokens == metadata.num_spec_decodes:
+        no_window = metadata.spec_sequence_masks is None
+        if no_window or metadata.num_spec_decode_tokens == metadata.num_spec_decodes:
+            if self.rings is not None and self.rings.in_use:
+                raise EngineError.at(ONE_SLOT, "stock would read states behind rings' live rows")
             return False
         strange = strange_call(metadata, unknown)
         if strange or self._records is None or metadata.num_spec_decodes > self.requests:
@@ -396,6 +397,8 @@ class WindowStates:
         """Forget the window: its step died, or it was a capture's."""
         self._staged, self._tables, self._reason = [], None, None
         self._found, self._accepted, self._windows = {}, None, None
+        if self.rings is not None:
+            self.rings.in_use = False
 
     def abandon(self) -> None:
         """`drop` the window of a step that died; with one slot nothing can go on after it."""

@@ -14,7 +14,7 @@ from v2_pieces import run_step
 
 from nwor_bench.errors import EngineError
 from nwor_bench.plugin.state_rings import RINGS, StateRings, slots_of
-from nwor_bench.plugin.states import WindowStates
+from nwor_bench.plugin.states import ONE_SLOT, WindowStates
 from nwor_bench.records.state_slots import ADDITIONAL, STATE_RINGS
 from nwor_kernels.gated_delta.records import RECORD_ROWS
 
@@ -146,6 +146,23 @@ def test_committed_tokens_are_in_the_ring_until_stock_reads(beside: bool) -> Non
     pieces.states.make_current(2, [table[:, :1] for table in pieces.indices])
     check_committed(pieces, before, stock)
     assert not pieces.rings.records.cursors[:, 0].any()
+
+
+def test_stock_never_reads_a_state_behind_live_rows() -> None:
+    pieces = WithRings()
+    without = pieces.metadata(0, num_spec_decode_tokens=2)
+    assert not pieces.states.stages(without)  # a dummy run
+    pieces.rings.place(["a", "b"])
+    with refused(ONE_SLOT, EngineError):
+        pieces.states.stages(without)
+    for layer in pieces.layers:
+        object.__setattr__(layer, "cache_group", layer.group)
+    pieces.states.make_current(2, [table[:, :1] for table in pieces.indices])
+    assert not pieces.states.stages(without)
+    pieces.rings.place(["a", "b"])
+    pieces.verify(0, 1, 2)
+    pieces.states.commit(COUNTS)
+    assert not pieces.states.stages(without)
 
 
 def test_records_have_a_row_for_each_of_a_rings() -> None:

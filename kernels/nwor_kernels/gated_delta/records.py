@@ -32,13 +32,12 @@ RECORD_ROWS = 16
 
 
 class RecordRings(NamedTuple):
-    """Which rows of the records hold committed tokens that are not in the cached states yet.
+    """Rows of records [layers, rings, RECORD_ROWS, ...] that the cached states do not have yet.
 
-    With rings the records are [layers, rings, RECORD_ROWS, ...], and a request keeps its ring from
-    window to window. Its first `live` rows are behind the cached state. A window reads them,
-    writes its own rows behind them, and its commit adds those of its committed tokens; if the next
-    window would not fit then, the commit writes the state, and no row is live. All slots of a
-    request must be the same one.
+    The first rows of a request's ring are live: committed after its cached state. A window reads
+    them and writes its own rows behind them; its commit adds those of its committed tokens. If the
+    next window would not fit then, it writes the state, and no row is live. All slots of a request
+    must be the same one.
     """
 
     of_row: Tensor

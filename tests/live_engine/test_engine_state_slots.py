@@ -347,16 +347,17 @@ def test_a_wrong_commit_beside_a_prefill_is_seen(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("figures_left_out", "environment_given_back")
-def test_a_sweep_compares_it_with_stock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("against", [AGAINST, WITH_RINGS], ids=["slots", "rings"])
+def test_a_sweep_compares_it_with_stock(tmp_path: Path, against: dict[str, Any]) -> None:
     spec = tiny_spec(
-        against=json.dumps(AGAINST), requests=3, batches=3, warmup=1, max_warmup=1,
+        against=json.dumps(against), requests=3, batches=3, warmup=1, max_warmup=1,
         block_size=None, max_new_tokens=24, kv_cache_gib=0.1,
         scv_modes="off", engine_args=json.dumps({**EAGER, "enable_prefix_caching": False}),
     )  # fmt: skip
     code = run_one(spec, PairChoice(pair="tiny-states-mtp"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK
     cells = pd.read_csv(tmp_path / "run/cells.csv", keep_default_na=False).set_index("arm")
-    arm = str(Arguments.of(AGAINST))
+    arm = str(Arguments.of(against))
     assert set(cells.loc[[arm, "A/A"]].parity) <= {"exact", "ties"}
     own = cells.loc[arm]
     assert (own.nwor_mode, own.nwor_fallback_count) == ("stage", 0)
@@ -370,7 +371,8 @@ def test_a_sweep_compares_it_with_stock(tmp_path: Path) -> None:
     report = (tmp_path / "run/report.md").read_text()
     assert "Recurrent and convolution states of 3 layers are stock's" in report
     assert "A request reserves 5 state slots (" in report
-    assert len(set(cells.windows)) == 1  # as many requests at a time
+    # As many requests at a time; behind a tie other drafts are accepted.
+    assert cells.windows.max() - cells.windows.min() <= 2 * (against is WITH_RINGS)
 
 
 def raw_tables(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:

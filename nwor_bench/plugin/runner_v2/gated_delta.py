@@ -28,6 +28,9 @@ from nwor_kernels.gated_delta.records import RECORD_ROWS, GatedNorm
 
 logger = logging.getLogger("vllm.nwor_bench")
 
+RINGS_PART = 16
+"""Rings may take this part of the memory: a seventh of the states of as many requests (27B)."""
+
 KERNEL = "fused_sigmoid_gating_delta_rule_update"
 """Stock's kernel of windows, as the layers' module has imported it."""
 
@@ -54,9 +57,9 @@ def set_up_states(
         requests = runner.max_num_reqs
         slots = slots_of(runner, length, requests)
         if memory_bytes is not None:
-            rows = RECORD_ROWS if slots["rings"] else length
+            rows, part = (RECORD_ROWS, RINGS_PART) if slots["rings"] else (length, REFERENCED_PART)
             one = rows * token_bytes(layers, runner.dtype)
-            requests = min(requests, memory_bytes // REFERENCED_PART // one)
+            requests = min(requests, memory_bytes // part // one)
         sizes = {"length": length, "requests": requests, "dtype": runner.dtype}
         return WindowStates(layers, window, kernels=KERNELS, **slots, **sizes)
 

@@ -209,6 +209,8 @@ class RunnerHook(ABC):
 
     def _start_step(self, scheduler_output: Any) -> None:
         """A step begins on the host; `_step` is None after it if the step has no tokens."""
+        if self.states is not None and self.states.rings is not None:
+            self.states.rings.scheduled(scheduler_output)
         if self._step is not None or (self.window is not None and self.window.batch is not None):
             self._close_leftover()
         if scheduler_output.finished_req_ids or starts_requests(scheduler_output):
@@ -254,6 +256,17 @@ class RunnerHook(ABC):
     def stages_alone(self, step: Step) -> bool:
         """True if the step's states are staged though its K/V is written directly."""
         return self.one_slot and step.drafts is not None and bool(step.drafts.any())
+
+    def _begin_states(self, step: Step, req_ids: Sequence[str], tables: Any, computed: Any) -> None:
+        """The forward comes next: place its rings; without drafts stock reads the states of
+        `tables`, one a KV-cache group. `computed()`: [requests] int, tokens before the step."""
+        if (states := self.states) is None or states.rings is None:
+            return
+        states.rings.place(req_ids)
+        if self.late.debug:
+            states.rings.check(req_ids, computed())
+        if not any(step.scheduler_output.scheduled_spec_decode_tokens.values()):
+            states.make_current(len(req_ids), tables)
 
     def _commit_states(self, step: Step, counts: Tensor) -> None:
         """Commit the states of the step's window."""

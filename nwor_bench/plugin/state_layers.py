@@ -3,6 +3,7 @@ copies of what they are given in a window, and what they return."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ class StateLayer:
     """Number of its KV-cache group among those of such layers."""
     state: Tensor
     """[slots, value heads, value width, key width], any strides."""
+    cache_group: int = 0
+    """Number of its KV-cache group among all."""
 
     @property
     def state_bytes(self) -> int:
@@ -83,10 +86,11 @@ def find_states(
         raise StagingUnavailable(reason)
     groups = runner.kv_cache_config.kv_cache_groups
     names_by_group = [[name for name in group.layer_names if name in layers] for group in groups]
+    with_states = [number for number, names in enumerate(names_by_group) if names]
     return [
-        StateLayer(name, layers[name], number, view(layers[name].kv_cache[1]))
-        for number, names in enumerate(filter(None, names_by_group))
-        for name in names
+        StateLayer(name, layers[name], number, view(layers[name].kv_cache[1]), cache_group)
+        for number, cache_group in enumerate(with_states)
+        for name in names_by_group[cache_group]
     ]
 
 
@@ -114,6 +118,10 @@ class StateCall:
     convolved: Tensor | None = None
     """[tokens, channels], what our kernel was given."""
     output: Tensor | None = None
+    rings: Tensor | None = None
+    """[at most SAMPLE] int32, the requests' rings; None without rings."""
+    current: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    """`WindowStates.current` of the layer; None: the cached states are compared."""
 
 
 class StateTrace:
@@ -126,7 +134,7 @@ class StateTrace:
     def given(
         self,
         number: int,
-        layer: StateLayer,
+        states: Any,
         inputs: tuple[Tensor, Tensor, Tensor],
         metadata: Any,
         gate: Tensor | None = None,
@@ -134,6 +142,7 @@ class StateTrace:
         """vLLM calls a layer with a window; nothing of ours has seen the arguments yet.
 
         Args:
+            states: the `WindowStates`.
             inputs: mixed, a and b; the convolution may overwrite mixed.
             metadata: the layer's `GDNAttentionMetadata`.
         """
@@ -144,7 +153,8 @@ class StateTrace:
         column = accepted[:SAMPLE, None].long() - 1
         slots = indices[:SAMPLE].gather(1, column).flatten().long()
         mixed, a, b = (tensor[few].clone() for tensor in inputs)
-        kept = layer.layer.kv_cache[0]
+        kept, current = states.layers[number].layer.kv_cache[0], partial(states.current, number)
+        rings = None if states.rings is None else states.rings.records.of_row[: len(slots)].clone()
         self.calls[number] = StateCall(
             mixed,
             a,
@@ -154,7 +164,9 @@ class StateTrace:
             accepted=accepted,
             bounds=metadata.spec_query_start_loc[: requests + 1].clone(),
             convolution=kept[indices[:SAMPLE, 0].long().clamp(min=0)],
-            first=layer.state[slots.clamp(min=0)],
+            first=current(slots.clamp(min=0), rings),
+            rings=rings,
+            current=current,
         )
 
     def verified(self, number: int, mixed: Tensor, output: Tensor) -> None:

@@ -5,7 +5,8 @@ Stock writes the state after every token of a window, each to a slot of its own,
 reads the one behind the last accepted token. Staged, a layer verifies its window from that state,
 writes none, and keeps records of its tokens; when the accepted tokens are known, one launch writes
 one state a request and layer, to the slot that the next window reads, stock's or ours. So modes may
-change at any window. The convolution's inputs stay stock's.
+change at any window. The convolution's inputs stay stock's. With rings (`state_rings`) a state is
+written when its request's ring is full.
 
 The decision is the K/V window's: a layer stages while that is open (mode control: it writes every
 state, as stock does). Once a layer has staged, its state is committed whatever becomes of the K/V:
@@ -14,7 +15,7 @@ its records hold all that is needed, and counts are vLLM's own.
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,16 +26,18 @@ from nwor_bench.instruments.contract import CONTRACT, Feature
 from nwor_bench.plugin.layers import StagingUnavailable, logger
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.state_layers import StateLayer, shape_of, token_bytes
+from nwor_bench.plugin.state_rings import StateRings
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.fallback_reasons import Fault
 from nwor_kernels.gated_delta.records import (
+    RECORD_ROWS,
     GatedNorm,
     WindowInputs,
     WindowRecords,
     allocate_records,
 )
-from nwor_kernels.gated_delta.reference import commit_states_reference
+from nwor_kernels.gated_delta.reference import commit_states_reference, state_behind
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,32 +55,24 @@ class StateTables:
         return tuple((t.data_ptr(), t.stride(0), *t.shape) for t in self.indices)
 
 
-Commit = Callable[[Tensor, Tensor], None]
-"""Writes the states, given tokens that the window before left and those that are committed."""
+Commit = Callable[..., None]
+"""Writes the states, given tokens that the window before left and those that are committed; with
+rings also the rows that the next window needs."""
 
 
 class StateKernels(NamedTuple):
     """What verifies a layer's window, and what commits those of all (`gated_delta.reference`)."""
 
     verify: Callable[..., None]
-    commit: Callable[[Sequence[Tensor], Sequence[int], Sequence[Tensor], WindowRecords], Commit]
-    """Makes the commit of these states, groups, indices of each group and records."""
+    commit: Callable[..., Commit]
+    """Makes the commit of these states, groups, indices of each group, records and rings."""
     trace_patches: Callable[["WindowStates"], list[Patch]]
     """Tell the trace what vLLM gives each layer; in place while windows are checked."""
 
 
-def reference_commit(
-    states: Sequence[Tensor],
-    groups: Sequence[int],
-    indices: Sequence[Tensor],
-    records: WindowRecords,
-) -> Commit:
-    """A commit in plain torch."""
-
-    def commit(accepted: Tensor, committed: Tensor) -> None:
-        commit_states_reference(states, groups, indices, accepted, committed, records)
-
-    return commit
+def reference_commit(*given: Any) -> Commit:
+    """A commit in plain torch of what `StateKernels.commit` is given."""
+    return partial(commit_states_reference, *given)
 
 
 ONE_SLOT = "an engine with one state slot a request"
@@ -106,6 +101,7 @@ class WindowStates:
         dtype: of the convolution's output.
         one_slot: the engine has one slot a request (`state_slots`), so every window with drafts is
             staged, whatever becomes of its K/V and whatever runs beside it, or the step dies.
+        rings: with one slot, where committed records are kept; None: each commit writes states.
     """
 
     def __init__(
@@ -118,10 +114,12 @@ class WindowStates:
         dtype: torch.dtype,
         kernels: StateKernels,
         one_slot: bool = False,
+        rings: StateRings | None = None,
     ):
         self.layers = list(layers)
         self.requests = requests
         self.one_slot = one_slot
+        self.rings = rings
         self.unavailable: str | None = None
         """Why stock writes every state; None if they are staged."""
         self.trace: Any = None
@@ -133,6 +131,10 @@ class WindowStates:
         self._kernels = kernels
         self._records: WindowRecords | None = None
         self._groups = [layer.group for layer in self.layers]
+        # Ring 0 is nobody's. A commit with rings is told how many rows the next window needs.
+        rows = (requests, length) if rings is None else (requests + 1, RECORD_ROWS)
+        self._sizes = (len(self.layers), *rows)
+        self._room = () if rings is None else (length,)
         self._commits: dict[tuple[tuple[int, ...], ...], Commit] = {}
         self._found: dict[int, Tensor] = {}
         self._accepted: Tensor | None = None
@@ -158,7 +160,8 @@ class WindowStates:
     @property
     def record_bytes(self) -> int:
         """Bytes of the record buffers."""
-        return self.token_bytes * self._length * self.requests
+        _, requests, rows = self._sizes
+        return self.token_bytes * requests * rows
 
     def allocate(self) -> str | None:
         """Allocate the records and run the kernels on padding once; why that failed, else None."""
@@ -167,7 +170,7 @@ class WindowStates:
         first = self.layers[0]
         try:
             self._records = allocate_records(
-                (len(self.layers), self.requests, self._length),
+                self._sizes,
                 dtype=self._dtype,
                 device=first.state.device,
                 **shape_of(first),
@@ -197,11 +200,11 @@ class WindowStates:
         one = torch.ones(1, dtype=torch.int32, device=device)
         bounds = torch.tensor([0, rows], dtype=torch.int32, device=device)
         tables = StateTables((slots,) * (1 + max(self._groups)), one)
-        for states in (False, True):
+        for states in (False, True)[: 1 if self.rings else 2]:
             parameters = first.layer.A_log, first.layer.dt_bias, first.state
             inputs = WindowInputs(zeros, gates, gates, *parameters, slots, one, bounds)
             self._run(0, inputs, out, None, states)
-        self._commit_of(range(len(self.layers)), tables)(one, one)
+        self._commit_of(range(len(self.layers)), tables)(one, one, *self._room)
         self._commits.clear()
 
     def follow(self, trace: Any) -> None:
@@ -231,9 +234,10 @@ class WindowStates:
 
     def _must_stage(self, metadata: Any, unknown: Collection[str]) -> bool:
         """`stages` with one slot. Rows without drafts are stock's: it writes one state for each."""
-        if metadata.spec_sequence_masks is None:
-            return False
-        if metadata.num_spec_decode_tokens == metadata.num_spec_decodes:
+        no_window = metadata.spec_sequence_masks is None
+        if no_window or metadata.num_spec_decode_tokens == metadata.num_spec_decodes:
+            if self.rings is not None and self.rings.in_use:
+                raise EngineError.at(ONE_SLOT, "stock would read states behind rings' live rows")
             return False
         strange = strange_call(metadata, unknown)
         if strange or self._records is None or metadata.num_spec_decodes > self.requests:
@@ -273,6 +277,8 @@ class WindowStates:
         beside_prefill = metadata.num_prefills > 0
         # Without the host's masks (vLLM 0.31) the commit waits for the device.
         masks = getattr(metadata, "spec_sequence_masks_cpu", metadata.spec_sequence_masks)
+        if beside_prefill and self._windows is None and self.rings is not None:
+            self.rings.only(masks)
         self._windows = masks if beside_prefill else None
         parameters = layer.layer.A_log, layer.layer.dt_bias, layer.state
         inputs = WindowInputs(mixed, a, b, *parameters, indices, accepted, bounds)
@@ -296,6 +302,7 @@ class WindowStates:
         self._kernels.verify(
             inputs, out, self._records.layer(number),
             scale=self.layers[number].layer.head_k_dim**-0.5, norm=norm, write_states=write_states,
+            **({} if self.rings is None else {"rings": self.rings.records}),
         )  # fmt: skip
         if self.trace is not None and self._windows is None:
             self.trace.verified(number, inputs.mixed, out)
@@ -324,6 +331,33 @@ class WindowStates:
         else:
             self._reason = tables
 
+    # Cached states and the rings' live rows.
+
+    def current(self, number: int, slots: Tensor, rings: Tensor | None) -> Tensor:
+        """A layer's states [slots, HV, V, K] in these slots and rings, as the next window begins
+        with them; without rings the cached ones."""
+        state = self.layers[number].state[slots]
+        if rings is None or self.rings is None or self._records is None:
+            return state
+        live = self.rings.records.cursors[rings.long(), 0]
+        return state_behind(state, self._records.layer(number), rings.long(), live)
+
+    def make_current(self, requests: int, tables: Sequence[Tensor]) -> None:
+        """Write the states of a step's requests whose rings have live rows: stock reads them next.
+
+        Args:
+            tables: by KV-cache group, [>= requests, >= 1] int32, the slot of each request.
+        """
+        assert self.rings is not None
+        cursors = self.rings.records.cursors
+        cursors[:, 1] = cursors[:, 0]
+        ones = torch.ones(requests, dtype=torch.int32, device=cursors.device)
+        groups = sorted({layer.cache_group for layer in self.layers})
+        slots = StateTables(tuple(tables[group] for group in groups), ones)
+        commit = self._commit_of(range(len(self.layers)), slots)
+        commit(ones, ones - 1, RECORD_ROWS)
+        self.rings.empty()
+
     # Behind the samples.
 
     def commit(self, num_sampled: Tensor) -> StateOutcome:
@@ -350,12 +384,12 @@ class WindowStates:
             self.rows = len(num_sampled)
         committed = num_sampled.clamp(min=1)
         try:
-            self._commit_of(staged, tables)(tables.accepted, committed)
+            self._commit_of(staged, tables)(tables.accepted, committed, *self._room)
         except Exception as fault:
             logger.exception("nwor: states are committed in plain torch")
             reason = f"{Fault.COMMIT}:states:{type(fault).__name__}"
             commit = self._made(staged, tables, reference_commit)
-            commit(tables.accepted, committed)
+            commit(tables.accepted, committed, *self._room)
         self.drop()
         return StateOutcome(len(staged), reason)
 
@@ -363,6 +397,8 @@ class WindowStates:
         """Forget the window: its step died, or it was a capture's."""
         self._staged, self._tables, self._reason = [], None, None
         self._found, self._accepted, self._windows = {}, None, None
+        if self.rings is not None:
+            self.rings.in_use = False
 
     def abandon(self) -> None:
         """`drop` the window of a step that died; with one slot nothing can go on after it."""
@@ -399,7 +435,8 @@ class WindowStates:
             layers = [layers[number] for number in staged]
             records = WindowRecords(*(part[list(staged)] for part in records))
         states, groups = [layer.state for layer in layers], [layer.group for layer in layers]
-        return commit(states, groups, tables.indices, records)
+        rings = None if self.rings is None else self.rings.records
+        return commit(states, groups, tables.indices, records, rings)
 
 
 def why_stock(metadata: Any, requests: int) -> str | None:

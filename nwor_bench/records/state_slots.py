@@ -14,6 +14,9 @@ from nwor_bench.records.cell import ADAPTIVE_VERIFICATION, NworMode
 STATE_SLOTS = "nwor_state_slots"
 """Entry of vLLM's additional_config."""
 
+STATE_RINGS = "nwor_state_rings"
+"""Entry beside it: records of committed tokens stay in rings; a full ring's state is written."""
+
 ADDITIONAL = "additional_config"
 """vLLM's argument."""
 
@@ -21,8 +24,9 @@ FIELD = f"{ADDITIONAL}: {STATE_SLOTS}"
 
 
 def one_slot(additional_config: Any) -> bool:
-    """True if this additional_config of vLLM asks for one state slot a request."""
-    return isinstance(additional_config, Mapping) and STATE_SLOTS in additional_config
+    """True if this additional_config of vLLM asks for one state slot a request, or for rings."""
+    asked = additional_config if isinstance(additional_config, Mapping) else ()
+    return STATE_SLOTS in asked or STATE_RINGS in asked
 
 
 def check_one_slot(config: Any, nwor_mode: str) -> None:
@@ -32,7 +36,10 @@ def check_one_slot(config: Any, nwor_mode: str) -> None:
         config: vLLM's VllmConfig, with the switch.
         nwor_mode: VLLM_NWOR_MODE of the engine.
     """
-    value = config.additional_config[STATE_SLOTS]
+    value, rings = (config.additional_config.get(n, 1) for n in (STATE_SLOTS, STATE_RINGS))
+    if STATE_SLOTS not in config.additional_config or type(rings) is not int or rings != 1:
+        remedy = f"write 1 beside {STATE_SLOTS}: 1, or leave it out"
+        raise ConfigError.for_field(f"{ADDITIONAL}: {STATE_RINGS}", rings, remedy)
     if type(value) is not int or value != 1:
         raise ConfigError.for_field(FIELD, value, "write 1, or leave it out")
     if nwor_mode != NworMode.STAGE:

@@ -231,9 +231,9 @@ def largest_error(found: Tensor, wanted: Tensor) -> float:
     return float(gap.nan_to_num(nan=float("inf")))
 
 
-def assert_rounded(found: Tensor, wanted: Tensor) -> None:
-    """`found` is `wanted` (float64): within 1e-6 of its largest value, or one rounding."""
-    slack = 1e-6 * float(wanted.abs().max())
+def assert_rounded(found: Tensor, wanted: Tensor, part: float = 1e-6) -> None:
+    """`found` is `wanted` (float64): within a `part` of its largest value, or one rounding."""
+    slack = part * float(wanted.abs().max())
     step = 0.0 if found.dtype is torch.float32 else torch.finfo(found.dtype).eps / 2
     if INTERPRETED and found.dtype is torch.bfloat16:
         step *= 2  # Triton's interpreter truncates

@@ -42,8 +42,8 @@ def kernels(on_triton):
         cpu = torch.device("cpu")
         return Kernels(verify_window_reference, commit_states_reference, cpu)
 
-    def commit(states, groups, tables, accepted, committed, records):
-        StateCommit(states, groups, tables, records)(accepted, committed)
+    def commit(states, groups, tables, records, rings, accepted, committed):
+        StateCommit(states, groups, tables, records, rings)(accepted, committed)
 
     return Kernels(verify_window_triton, commit, on_triton)
 
@@ -67,7 +67,7 @@ def check(case: Case, kernels: Kernels, seed: int, norm: str | None = None) -> N
     assert_same(case.pages, before)
     check_records(case, records)
     committed = torch.tensor(drawn, dtype=torch.int32, device=kernels.device)
-    kernels.commit(case.states, case.groups, case.tables, case.accepted, committed, records)
+    kernels.commit(case.states, case.groups, case.tables, records, None, case.accepted, committed)
     rows = [(layer, row) for layer in layers for row in range(len(case.lengths))]
     check_states(case, before, wanted, [(*at, drawn[at[1]]) for at in rows if drawn[at[1]]])
     case.pages.copy_(before)
@@ -255,7 +255,8 @@ def test_errors_of_long_outputs(kernels, state_dtype):
                 verify_window_reference(*given, scale=ONE_HEAD.scale, write_states=True)
             else:
                 kernels.verify(*given, scale=ONE_HEAD.scale)
-                kernels.commit(step.states, [0], step.tables, step.accepted, committed, records)
+                given = step.states, [0], step.tables, records, None
+                kernels.commit(*given, step.accepted, committed)
             cached[way] = step.states[0][slots[count - 1]].clone().cpu()
         done += count
     ours, stock = (largest_error(state, exact) for state in cached)

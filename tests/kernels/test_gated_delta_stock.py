@@ -157,9 +157,8 @@ def test_a_graph_follows_its_inputs_in_place(state_dtype):
                 case.layer_inputs(layer), expected[layer], reference_records.layer(layer),
                 scale=SHAPE.scale,
             )  # fmt: skip
-        commit_states_reference(
-            case.states, case.groups, case.tables, case.accepted, committed, reference_records
-        )
+        given = case.states, case.groups, case.tables, reference_records, None
+        commit_states_reference(*given, case.accepted, committed)
         wanted = case.pages.clone()
         case.pages.copy_(before)
         graph.replay()

@@ -267,8 +267,9 @@ LAYER_FAULTS = (
 
 
 def check_a_batch(
-    engine: VllmEngine, prompts: list[list[int]], nwor: str = "stage", scv: str = "off"
-) -> LocalResult:
+    engine: VllmEngine, prompts: list[list[int]], nwor: str = "stage", scv: str = "off",
+    tokens: int = 16,
+) -> LocalResult:  # fmt: skip
     """One batch with the local gate on; graphs are compared on their own inputs alone.
 
     A fault is planted into the checking graph, not into the one that is timed.
@@ -278,7 +279,7 @@ def check_a_batch(
     engine.set_modes(Cell("tiny", NworMode(nwor), ScvMode(scv)))
     engine.check_layers(len(prompts))
     try:
-        run_cell(engine, nwor, scv, prompts, 16)
+        run_cell(engine, nwor, scv, prompts, tokens)
     finally:
         ranks = engine.check_layers(None)
     for windows in ranks:

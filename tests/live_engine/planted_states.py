@@ -251,6 +251,86 @@ PLANTS: dict[str, Plant] = {
 }
 
 
+@contextmanager
+def others_ring(states: WindowStates) -> Iterator[None]:
+    """Each request's tokens are committed to the ring of the one before it."""
+    assert states.rings is not None
+    of_row = states.rings.records.of_row
+
+    def wrap(commit: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def faulty(counts: Tensor) -> Any:
+            kept, own = of_row.clone(), of_row > 0
+            of_row[own] = of_row[own].roll(1)
+            outcome = commit(counts)
+            of_row.copy_(kept)
+            return outcome
+
+        return faulty
+
+    with wrapped(states, "commit", wrap):
+        yield
+
+
+def cursor_too_far(states: WindowStates) -> AbstractContextManager[None]:
+    """One row more is live than was committed."""
+
+    def wrap(commit: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def faulty(counts: Tensor) -> Any:
+            assert states.rings is not None
+            outcome, cursors = commit(counts), states.rings.records.cursors
+            cursors[:, 0] += (cursors[:, 0] > 0) & (cursors[:, 0] < 11)
+            return outcome
+
+        return faulty
+
+    return wrapped(states, "commit", wrap)
+
+
+def flush_skipped(states: WindowStates) -> AbstractContextManager[None]:
+    """A full ring is emptied, and its state is not written."""
+
+    def wrap(commit_of: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty_of(*given: Any) -> Any:
+            def faulty(*counts: Any) -> None:
+                kept = [layer.state.clone() for layer in states.layers]
+                commit_of(*given)(*counts)
+                for layer, state in zip(states.layers, kept, strict=True):
+                    layer.state.copy_(state)
+
+            return faulty
+
+        return faulty_of
+
+    return wrapped(states, "_commit_of", wrap)
+
+
+def ring_not_zeroed(states: WindowStates) -> AbstractContextManager[None]:
+    """A request begins with the live rows of the one that had its ring before."""
+    assert states.rings is not None
+    cursors = states.rings.records.cursors
+
+    def wrap(place: Callable[..., None]) -> Callable[..., None]:
+        def faulty(req_ids: Any) -> None:
+            kept = cursors.clone()
+            place(req_ids)
+            cursors.copy_(kept)
+
+        return faulty
+
+    return wrapped(states.rings, "place", wrap)
+
+
+RING_PLANTS: dict[str, Plant] = {
+    "cursor one too far": cursor_too_far,
+    "another request's ring": others_ring,
+    "rejected row kept": counts_changed(lambda counts: (counts + 1).clamp(max=5)),
+    "flush skipped": flush_skipped,
+    "ring not zeroed": ring_not_zeroed,
+}
+"""Faults of rings of records. The local gate does not see the last: its states begin with the same
+rows. The debug check sees all but the skipped flush."""
+
+
 CASES = ("sound stage", "sound control", *PLANTS)
 
 IN_WRAPPER = "one head's beta in front of the trace"
@@ -273,10 +353,11 @@ END_TO_END = ("sound stage", "sound control", "a rejected draft's state")
 def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: int) -> None:
     """A sound batch passes with all `layers` that have states; one with a planted fault does not,
     because of its states or outputs."""
-    if case in PLANTS:
-        states = worker_of(engine).nwor_hook.states
-        with torch.inference_mode(), PLANTS[case](states):
-            found = check_a_batch(engine, prompts)
+    states, plants = worker_of(engine).nwor_hook.states, PLANTS | RING_PLANTS
+    windows, tokens = (8, 48) if states.rings else (2, 16)
+    if case in plants:
+        with torch.inference_mode(), plants[case](states):
+            found = check_a_batch(engine, prompts, tokens=tokens)
         assert found.verdict is KvVerdict.BROKEN, found
         assert found.reason is not None
         if case.startswith("convolution"):
@@ -284,9 +365,9 @@ def check_case(engine: VllmEngine, prompts: list[list[int]], case: str, layers: 
         else:
             assert "recurrent state" in found.reason or "outputs" in found.reason
         return
-    found = check_a_batch(engine, prompts, case.removeprefix("sound "))
+    found = check_a_batch(engine, prompts, case.removeprefix("sound "), tokens=tokens)
     assert (found.verdict, found.reason) == (KvVerdict.WITHIN, None)
-    assert (found.states, found.convolutions, found.windows) == (layers, layers, 2)
+    assert (found.states, found.convolutions, found.windows) == (layers, layers, windows)
     assert found.state_requests == len(prompts)
     assert found.nearest is not None
     assert found.nearest < 1

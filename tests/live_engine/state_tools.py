@@ -28,6 +28,9 @@ bfloat16 has steps of 1/16."""
 AGAINST = {"additional_config": {"nwor_state_slots": 1}}
 """The arguments of an engine with one state slot a request."""
 
+WITH_RINGS = {"additional_config": {"nwor_state_slots": 1, "nwor_state_rings": 1}}
+"""Those of one that keeps committed records in rings, too."""
+
 GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL, "piecewise": PIECEWISE}
 ON_GPU = [f"{graphs}-{state}" for graphs in GRAPHS for state in ("float32", "bfloat16")]
 ENGINES = ["cpu", *ON_GPU]

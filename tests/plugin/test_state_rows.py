@@ -62,7 +62,8 @@ class Runner:
             kept = torch.randn(SLOTS, WIDTH - 1 + DRAFTS, CHANNELS)
             net = SimpleNamespace(kv_cache=[kept], conv1d=weight)
             state = torch.randn(SLOTS, 2, 4, 4)
-            self.layers.append(SimpleNamespace(name=name, layer=net, state=state, state_bytes=128))
+            own = {"state_bytes": 128, "cache_group": len(self.layers)}
+            self.layers.append(SimpleNamespace(name=name, layer=net, state=state, **own))
 
     def execute_model(self, scheduler_output: Any) -> None:
         """The test calls `prepare_attn` itself."""

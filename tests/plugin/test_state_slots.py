@@ -272,7 +272,8 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
     calls: list[list[int]] = []
     found.states = SimpleNamespace(
         commit=lambda counts: (calls.append(counts.tolist()), StateOutcome(3, None))[1],
-        rows=None, follow=lambda trace: None, abandon=lambda: None, unavailable="not here",
+        rows=None, rings=None, follow=lambda trace: None, abandon=lambda: None,
+        unavailable="not here",
     )  # fmt: skip
     found.commits = calls
     return found

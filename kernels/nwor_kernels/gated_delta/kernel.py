@@ -9,15 +9,16 @@ So a window reads S once, for one product with all its k and q; control reads it
 queries stay as the convolution returned them, in 16 bits, and their lengths are factors taken out
 of the products: a 16-bit vector's product is exact in tensor cores, and so is a float32 state's as
 a sum of three bfloat16.
+
+With rings S is older by the rows of a request's ring. With C_i = cumsum of their g and C its end,
+e^C S x + sum_i e^(C - C_i) u_i (k_i . x) stands in the place of S x, for k and q.
 """
 
 import triton
 import triton.language as tl
 
+from nwor_kernels.gated_delta.records import RECORD_ROWS as RECORD_ROWS
 from nwor_kernels.gated_delta.reference import NORM_EPS
-
-RECORD_ROWS = 16
-"""Most tokens of a window: tensor cores multiply 16 rows at least."""
 
 _NORM_EPS = tl.constexpr(NORM_EPS)
 _RECORD_ROWS = tl.constexpr(RECORD_ROWS)
@@ -40,6 +41,8 @@ def verify_kernel(
     recorded_g,
     gate,
     norm_weight,
+    rings,
+    cursors,
     STRIDES: tl.constexpr,
     STATE_STRIDES: tl.constexpr,
     SCALE: tl.constexpr,
@@ -66,7 +69,8 @@ def verify_kernel(
     later columns of both.
 
     STRIDES are those of the rows of mixed, a, b, out, state_indices and gate, STATE_STRIDES those
-    of slots, heads and rows. COLUMNS: of state_indices. T: rows of a request's records.
+    of slots, heads and rows. COLUMNS: of state_indices. T: most tokens of a window, and without
+    `rings` rows of a request's records.
     """
     value_head, request = tl.program_id(1), tl.program_id(2)
     head = value_head // (HV // H)
@@ -82,6 +86,12 @@ def verify_kernel(
     is_u, is_o = known & (column < TOKENS), known & is_q
     table = state_indices + request.to(tl.int64) * STRIDES[4]
     slot = _slot(table, tl.load(accepted + request), COLUMNS)
+    if rings is not None:
+        own = tl.maximum(tl.load(rings + request), 0).to(tl.int64)
+        live = tl.minimum(tl.load(cursors + 2 * own), _RECORD_ROWS - T)  # never past the ring
+        slot = tl.where(own > 0, slot, 0)
+        if (tl.program_id(0) == 0) & (value_head == 0):
+            tl.store(cursors + 2 * own + 1, live)
     if slot <= 0:
         nothing = tl.zeros([ROWS, 2 * TOKENS], out.dtype.element_ty)
         out_at = out + (first + token) * STRIDES[3] + value_head * V
@@ -104,12 +114,25 @@ def verify_kernel(
     beta = tl.sigmoid(tl.load(beta_at, mask=known, other=0.0).to(tl.float32))
 
     row = tl.arange(0, _RECORD_ROWS)
-    line = request.to(tl.int64) * T + token
+    first_line = request.to(tl.int64) * T if rings is None else own * _RECORD_ROWS + live
+    line = first_line + token
     k_at = recorded_k + (line * H + head) * K
     others = tl.program_id(0) + value_head % (HV // H)  # 0 in the one program that records k
     records_k = is_u & (token + others == token)
     w = tl.zeros([ROWS, 2 * TOKENS], tl.float32)
     products = tl.zeros([_RECORD_ROWS, 2 * TOKENS], tl.float32)
+    if rings is not None:  # before the loop it takes the fewest registers
+        old = tl.arange(0, _RECORD_ROWS)
+        old_line = own * _RECORD_ROWS + old
+        g_ring = tl.load(recorded_g + old_line * HV + value_head, mask=old < live, other=0.0)
+        lanes = tl.arange(0, K)
+        k_ring_at = recorded_k + (old_line * H + head) * K
+        k_ring = tl.load(k_ring_at[:, None] + lanes[None, :], mask=(old < live)[:, None], other=0.0)
+        u_ring_at = recorded_u + (old_line * HV + value_head) * V
+        u_ring = tl.load(u_ring_at[None, :] + v_row[:, None], mask=(old < live)[None, :], other=0.0)
+        all_kq = tl.load(kq_at[:, None] + lanes[None, :], mask=known[:, None], other=0.0)
+        seen = _dot(k_ring, tl.trans(all_kq), products, DOT) * tl.exp(_since(g_ring))[:, None]
+        by_ring = _wide_product(u_ring, seen, w, DOT)
     squares = tl.zeros([2 * TOKENS], tl.float32)
     for begin in range(0, K, KEYS):
         k_lane = begin + tl.arange(0, KEYS)
@@ -127,6 +150,8 @@ def verify_kernel(
             keys = tl.load(key_at[:, None] + k_lane[None, :], mask=kept, other=0.0)
         products = _dot(keys, columns, products, DOT)
 
+    if rings is not None:
+        w = w * tl.exp(tl.sum(g_ring, 0)) + by_ring
     over_length = tl.rsqrt(squares + _NORM_EPS)
     factor = over_length * tl.where(is_q, SCALE, -beta)
     decay = tl.sum(tl.where(g_token[None, :] <= token[:, None], g[None, :], 0.0), 1)
@@ -144,7 +169,7 @@ def verify_kernel(
     u_at = recorded_u + (line * HV + value_head) * V
     tl.store(u_at[None, :] + v_row[:, None], u_over_length, mask=is_u[None, :])
     if tl.program_id(0) == 0:
-        g_line = request.to(tl.int64) * T + g_token
+        g_line = first_line + g_token
         tl.store(recorded_g + g_line * HV + value_head, g, mask=g_token < length)
 
     if WRITES_STATES:
@@ -174,15 +199,18 @@ def verify_kernel(
     tl.store(out_at[None, :] + v_row[:, None], w.to(out.dtype.element_ty), mask=is_o[None, :])
 
 
-@triton.jit(do_not_specialize=["num_requests"])
+@triton.jit(do_not_specialize=["num_requests", "room"])
 def commit_kernel(
     layers,
     recorded_u,
     recorded_k,
     recorded_g,
+    rings,
+    cursors,
     accepted,
     committed,
     num_requests,
+    room,
     STATE_STRIDES: tl.constexpr,
     STATE_ELEMENT: tl.constexpr,
     STATE_ALIGNMENT: tl.constexpr,
@@ -196,7 +224,8 @@ def commit_kernel(
     PARTS: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """One program: ROWS rows of the state of one value head and layer, for one request.
+    """One program: ROWS rows of the state of one value head and layer, for one request; with
+    rings for some, since most have room.
 
     `layers` [layers, 4] int64: addresses of the state and of its group's slots, the strides of
     these and how many a request has. REQUESTS, T: rows of the records.
@@ -205,14 +234,47 @@ def commit_kernel(
     layer, value_head = tl.program_id(2) // HV, tl.program_id(2) % HV
     if request >= num_requests:
         return
-    count = tl.load(committed + request).to(tl.int32)
-    row = layers + layer * 4
-    slots = tl.load(row + 1).to(tl.pointer_type(tl.int32)) + request * tl.load(row + 2)
-    slots_each = tl.load(row + 3).to(tl.int32)
-    source = _slot(slots, tl.load(accepted + request), slots_each)
-    target = _slot(slots, count, slots_each)
-    if (source <= 0) | (target <= 0):
-        return
+    if rings is None:
+        count = tl.load(committed + request).to(tl.int32)
+        row = layers + layer * 4
+        slots = tl.load(row + 1).to(tl.pointer_type(tl.int32)) + request * tl.load(row + 2)
+        slots_each = tl.load(row + 3).to(tl.int32)
+        source = _slot(slots, tl.load(accepted + request), slots_each)
+        target = _slot(slots, count, slots_each)
+        if (source <= 0) | (target <= 0):
+            return
+        _write_state(
+            row, layer, request, count, source, target, value_head, recorded_u, recorded_k,
+            recorded_g, STATE_STRIDES, STATE_ELEMENT, STATE_ALIGNMENT, H, HV, K, V, T, REQUESTS,
+            ROWS, PARTS, DOT,
+        )  # fmt: skip
+    else:
+        for one in range(request, num_requests, tl.num_programs(1)):
+            own = tl.maximum(tl.load(rings + one), 0).to(tl.int64)
+            count = tl.load(cursors + 2 * own + 1) + tl.load(committed + one).to(tl.int32)
+            full = (own > 0) & (count + room > T)
+            if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
+                tl.store(cursors + 2 * own, tl.where((own > 0) & (count + room <= T), count, 0))
+            if full:
+                row = layers + layer * 4
+                slots = tl.load(row + 1).to(tl.pointer_type(tl.int32)) + one * tl.load(row + 2)
+                slot = _slot(slots, tl.load(accepted + one), tl.load(row + 3).to(tl.int32))
+                if slot > 0:
+                    _write_state(
+                        row, layer, own, count, slot, slot, value_head, recorded_u, recorded_k,
+                        recorded_g, STATE_STRIDES, STATE_ELEMENT, STATE_ALIGNMENT, H, HV, K, V, T,
+                        REQUESTS, ROWS, PARTS, DOT,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _write_state(
+    row, layer, record, count, source, target, value_head, recorded_u, recorded_k, recorded_g,
+    STATE_STRIDES: tl.constexpr, STATE_ELEMENT: tl.constexpr, STATE_ALIGNMENT: tl.constexpr,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, T: tl.constexpr,
+    REQUESTS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Write a request's state behind the first `count` rows of its records to slot `target`."""
     v_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k_lane = tl.arange(0, K)
     in_state = value_head * STATE_STRIDES[1] + v_row[:, None] * STATE_STRIDES[2] + k_lane[None, :]
@@ -222,15 +284,21 @@ def commit_kernel(
 
     token = tl.arange(0, _RECORD_ROWS)
     kept = token < tl.minimum(count, T)
-    line = (layer.to(tl.int64) * REQUESTS + request) * T + token
+    line = (layer.to(tl.int64) * REQUESTS + record) * T + token
     g = tl.load(recorded_g + line * HV + value_head, mask=kept, other=0.0)
     u_at = recorded_u + (line * HV + value_head) * V
     u = tl.load(u_at[None, :] + v_row[:, None], mask=kept[None, :], other=0.0)
     k_at = recorded_k + (line * H + value_head // (HV // H)) * K
     k = tl.load(k_at[:, None] + k_lane[None, :], mask=kept[:, None], other=0.0)
-    since = tl.sum(tl.where(token[:, None] > token[None, :], g[:, None], 0.0), 0)
-    s = _product(u * tl.exp(since)[None, :], k, s * tl.exp(tl.sum(g, 0)), PARTS, DOT)
+    s = _product(u * tl.exp(_since(g))[None, :], k, s * tl.exp(tl.sum(g, 0)), PARTS, DOT)
     tl.store(state + target * STATE_STRIDES[0] + in_state, s.to(STATE_ELEMENT))
+
+
+@triton.jit
+def _since(g):
+    """Logarithm of the decay from each row of records to their end."""
+    row = tl.arange(0, _RECORD_ROWS)
+    return tl.sum(tl.where(row[:, None] > row[None, :], g[:, None], 0.0), 0)
 
 
 @triton.jit
@@ -247,6 +315,19 @@ def _product(wide, narrow, total, PARTS: tl.constexpr, DOT: tl.constexpr):
         part = wide.to(tl.bfloat16)
         wide -= part.to(tl.float32)
         total = _dot(part, narrow, total, DOT)
+    return total
+
+
+@triton.jit
+def _wide_product(left, right, total, DOT: tl.constexpr):
+    """total + left @ right, both float32: those products of their bfloat16 parts that matter."""
+    for i in tl.static_range(3):
+        part, rest = left.to(tl.bfloat16), right
+        left -= part.to(tl.float32)
+        for _ in tl.static_range(3 - i):
+            other = rest.to(tl.bfloat16)
+            rest -= other.to(tl.float32)
+            total = _dot(part, other, total, DOT)
     return total
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nwor_kernels.commit.plan import alignment_of
 from nwor_kernels.gated_delta.kernel import RECORD_ROWS, commit_kernel, verify_kernel
-from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs, WindowRecords
+from nwor_kernels.gated_delta.records import GatedNorm, RecordRings, WindowInputs, WindowRecords
 from nwor_kernels.launch import Launch, Launches
 
 STATE_PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
@@ -70,6 +70,7 @@ def verify_window_triton(
     scale: float,
     norm: GatedNorm | None = None,
     write_states: bool = False,
+    rings: RecordRings | None = None,
 ) -> None:
     """`verify_window_reference` in one launch; never waits, safe in a CUDA graph.
 
@@ -78,7 +79,7 @@ def verify_window_triton(
     """
     state, state_indices = inputs.state, inputs.state_indices
     value_heads, value_dim, key_dim = state.shape[1:]
-    key_heads, window = records.k.shape[2], records.u.shape[1]
+    key_heads, window = records.k.shape[2], rings.window if rings else records.u.shape[1]
     rows = value_dim if norm else min(value_dim, 64)
     tokens = 8 if window <= 8 else 16
     gate, weight = (norm.gate, norm.weight) if norm else (None, None)
@@ -105,7 +106,7 @@ def verify_window_triton(
     grid = (value_dim // rows, value_heads, state_indices.shape[0])
     _verify_launches(
         grid,
-        (*inputs, out, *records, gate, weight),
+        (*inputs, out, *records, gate, weight, *(rings[:2] if rings else (None, None))),
         constants,
         num_warps=4,
         num_stages=3,
@@ -130,6 +131,7 @@ class StateCommit:
         groups: each layer's entry of `state_indices`: its KV-cache group.
         state_indices: one tensor a group, [>= requests, >= T] int32, the last axis contiguous.
         records: of all layers, as `verify_window_triton` wrote them.
+        rings: of these records, if verify had them.
 
     Raises:
         ValueError: layers that one launch cannot serve.
@@ -141,6 +143,7 @@ class StateCommit:
         groups: Sequence[int],
         state_indices: Sequence[Tensor],
         records: WindowRecords,
+        rings: RecordRings | None = None,
     ):
         layouts = {(s.dtype, s.device, s.stride(), s.shape[1:]) for s in states}
         if len(layouts) != 1 or states[0].stride(3) != 1:
@@ -158,27 +161,28 @@ class StateCommit:
                 raise ValueError(
                     f"state_indices must be int32 rows, got {table.dtype}, strides {table.stride()}"
                 )
-        self._kept = (states, state_indices, records)
+        self._kept = (states, state_indices, records, rings)
         tables = [(t.data_ptr(), t.stride(0), t.shape[1]) for t in state_indices]
         rows = [(s.data_ptr(), *tables[group]) for s, group in zip(states, groups, strict=True)]
         self._layers = torch.tensor(rows, dtype=torch.int64, device=states[0].device)
         self._launches: dict[int, Callable[..., None]] = {}
 
-    def __call__(self, accepted: Tensor, committed: Tensor) -> None:
+    def __call__(self, accepted: Tensor, committed: Tensor, room: int | None = None) -> None:
         """Commit; never waits, safe in a CUDA graph.
 
         Args:
             accepted: [>= requests] int32 on the device, as the window's verify had it.
             committed: [requests] int32 on the device.
+            room: with rings, rows that the next window needs (see the reference).
         """
         requests = len(committed)
         launch = self._launches.get(requests)
         if launch is None:
             launch = self._launches[requests] = self._bind(requests)
-        launch(accepted, committed, requests)
+        launch(accepted, committed, requests, room)
 
     def _bind(self, requests: int) -> Callable[..., None]:
-        states, _, records = self._kept
+        states, _, records, rings = self._kept
         state = states[0]
         value_heads, value_dim, key_dim = state.shape[1:]
         rows = min(value_dim, 64 if state.dtype is torch.float32 else 32)
@@ -196,9 +200,10 @@ class StateCommit:
             "PARTS": UPDATE_PARTS,
             "DOT": _dot_precision(records.k),
         }
-        grid = (value_dim // rows, requests, len(states) * value_heads)
+        each = min(requests, 4) if rings else requests  # most rings have room: nothing is to do
+        grid = (value_dim // rows, each, len(states) * value_heads)
         launch = Launch(commit_kernel, grid, constants, num_warps=4, num_stages=1)
-        return partial(launch, self._layers, *records)
+        return partial(launch, self._layers, *records, *(rings[:2] if rings else (None, None)))
 
 
 def _dot_precision(vectors: Tensor) -> str:

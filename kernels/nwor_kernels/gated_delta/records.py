@@ -27,6 +27,28 @@ class WindowRecords(NamedTuple):
         return WindowRecords(self.u[index], self.k[index], self.g[index])
 
 
+RECORD_ROWS = 16
+"""Most tokens of a window, and rows of a ring: tensor cores multiply 16 rows at least."""
+
+
+class RecordRings(NamedTuple):
+    """Rows of records [layers, rings, RECORD_ROWS, ...] that the cached states do not have yet.
+
+    The first rows of a request's ring are live: committed after its cached state. A window reads
+    them and writes its own rows behind them; its commit adds those of its committed tokens. If the
+    next window would not fit then, it writes the state, and no row is live. All slots of a request
+    must be the same one.
+    """
+
+    of_row: Tensor
+    """[>= requests] int32, the ring of each row of the batch; 0, the null ring: outputs are 0."""
+    cursors: Tensor
+    """[rings, 2] int32: live rows before the window in flight, which only commits write, and the
+    same as its verify found it. So no launch writes what its own programs read."""
+    window: int
+    """Most tokens of a window."""
+
+
 class WindowInputs(NamedTuple):
     """What one layer's window reads, behind the convolution."""
 

@@ -11,6 +11,8 @@ equation 10), and writes S_t to the slot of each token. Here a window keeps (u, 
 the state after n of its tokens is, with c = cumsum(g),
 
     S_n = e^c_n S_0 + sum_(i <= n) e^(c_n - c_i) u_i k_i'
+
+With rings S_0 may be several windows old, and a window begins from S_n of its ring's live rows.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nwor_kernels.gated_delta.records import GatedNorm, WindowInputs, WindowRecords
+from nwor_kernels.gated_delta.records import GatedNorm, RecordRings, WindowInputs, WindowRecords
 
 NORM_EPS = 1e-6
 """Added to the squared length of k and q, as vLLM's kernels do."""
@@ -33,6 +35,7 @@ def verify_window_reference(
     scale: float,
     norm: GatedNorm | None = None,
     write_states: bool = False,
+    rings: RecordRings | None = None,
 ) -> None:
     """Outputs and records of one layer's window, from the committed states; no state is written.
 
@@ -45,10 +48,11 @@ def verify_window_reference(
         records: of this layer (`WindowRecords.layer`), at least as many rows as requests.
         scale: factor of q, K ** -0.5 in vLLM.
         norm: also apply vLLM's gated RMS norm, to the outputs rounded to `out`'s dtype.
-        write_states: write the state after token t to column t, as vLLM does.
+        write_states: write the state after token t to column t, as vLLM does; without rings.
+        rings: of the records, if windows begin from the cached states and live rows.
     """
     mixed, a, b, log_decay, dt_bias, state, state_indices, accepted, query_start_loc = inputs
-    key_dim, window = state.shape[3], records.u.shape[1]
+    key_dim, window = state.shape[3], rings.window if rings else records.u.shape[1]
     value_heads, value_dim = state.shape[1:3]
     key_heads = records.k.shape[2]
     q, k, v = torch.split(mixed, [key_heads * key_dim] * 2 + [value_heads * value_dim], dim=-1)
@@ -60,11 +64,16 @@ def verify_window_reference(
     first = query_start_loc[:requests].long()
     length = query_start_loc[1 : requests + 1].long() - first
     slot = _slots(state_indices, accepted[:requests])
+    record, line = torch.arange(requests, device=slot.device), torch.zeros_like(slot)
+    if rings is not None:
+        record = rings.of_row[:requests].long()
+        slot, line = slot.where(record > 0, 0), rings.cursors[record, 0].long()
+        rings.cursors[record, 1] = rings.cursors[record, 0]
     for token in range(window):
         no_state = ((slot <= 0) & (length > token)).nonzero()[:, 0]
         out[first[no_state] + token] = 0
     rows = ((slot > 0) & (length > 0)).nonzero()[:, 0]
-    current = state[slot[rows]].float()
+    current = state_behind(state[slot[rows]], records, record[rows], line[rows])
     for token in range(window):
         still = length[rows] > token
         rows, current = rows[still], current[still]
@@ -76,9 +85,10 @@ def verify_window_reference(
         current = current + u[..., :, None] * k_t[..., None, :]
         output = torch.einsum("rhvk,rhk->rhv", current, q_t * scale).to(out.dtype)
         out[at] = output if norm is None else gated_norm(output, norm, at)
-        records.u[rows, token] = u / key_norm
-        records.k[rows, token] = k[at]
-        records.g[rows, token] = g[at]
+        own, place = record[rows], line[rows] + token
+        records.u[own, place] = u / key_norm
+        records.k[own, place] = k[at]
+        records.g[own, place] = g[at]
         if write_states:
             to = state_indices[rows, token].long()
             state[to[to > 0]] = current[to > 0].to(state.dtype)
@@ -88,39 +98,63 @@ def commit_states_reference(
     states: Sequence[Tensor],
     groups: Sequence[int],
     state_indices: Sequence[Tensor],
+    records: WindowRecords,
+    rings: RecordRings | None,
     accepted: Tensor,
     committed: Tensor,
-    records: WindowRecords,
+    room: int = 0,
 ) -> None:
     """Write every layer's state after the committed tokens of each row, one state a row.
 
-    Nothing is written for a row that commits no token, or of which a slot is null (<= 0).
+    Nothing is written for a row that commits no token, or of which a slot is null (<= 0). With
+    rings a row's tokens are added to its live rows, and its state is written if less than `room`
+    rows are left.
 
     Args:
         states: one tensor a layer, [slots, HV, V, K], any strides.
         groups: each layer's entry of `state_indices`: its KV-cache group.
         state_indices: one tensor a group, [>= requests, >= T] int32.
+        records: of all layers.
+        rings: of the records, if verify had them.
         accepted: [>= requests] int32: the state is read from column accepted - 1, as the window's
             outputs were.
         committed: [requests] int32, accepted drafts and the bonus token, at most the row's tokens;
             the state is written to column committed - 1. Rounded once, to the states' dtype.
-        records: of all layers.
+        room: with rings, rows that the next window needs; all: the states are made current.
     """
     requests = len(committed)
+    record, count = torch.arange(requests, device=committed.device), committed.long()
+    writes = torch.ones_like(count, dtype=torch.bool)
+    if rings is not None:
+        record = rings.of_row[:requests].long()
+        count = rings.cursors[record, 1] + count
+        writes = (record > 0) & (count + room > records.u.shape[2])
+        rings.cursors[record, 0] = count.where((record > 0) & ~writes, 0).int()
+        committed = accepted[:requests].where(count > 0, 0)
     for layer, (state, group) in enumerate(zip(states, groups, strict=True)):
-        u, k, g = records.layer(layer)
         table = state_indices[group][:requests]
         source, target = _slots(table, accepted[:requests]), _slots(table, committed)
-        rows = ((source > 0) & (target > 0)).nonzero()[:, 0]
-        current = state[source[rows]].float()
-        repeats = u.shape[2] // k.shape[2]
-        for token in range(u.shape[1]):
-            kept = committed[rows] > token
-            these = rows[kept]
-            key = k[these, token].float().repeat_interleave(repeats, dim=1)
-            current[kept] *= g[these, token].exp()[..., None, None]
-            current[kept] += u[these, token][..., :, None] * key[..., None, :]
-        state[target[rows]] = current.to(state.dtype)
+        rows = (writes & (source > 0) & (target > 0)).nonzero()[:, 0]
+        new = state_behind(state[source[rows]], records.layer(layer), record[rows], count[rows])
+        state[target[rows]] = new.to(state.dtype)
+
+
+def state_behind(state: Tensor, records: WindowRecords, record: Tensor, count: Tensor) -> Tensor:
+    """States [rows, HV, V, K] in float32 behind so many of their records; never waits.
+
+    Args:
+        state: [rows, HV, V, K], before the first record.
+        records: of the states' layer.
+        record: [rows] int64, each one's row of the records.
+        count: [rows] int, tokens; records behind them are not looked at.
+    """
+    u, k, g = (part[record] for part in records)
+    kept = torch.arange(u.shape[1], device=u.device) < count[:, None]
+    g = g.where(kept[..., None], 0)
+    total = g.sum(1)
+    u = u.where(kept[..., None, None], 0) * (total[:, None] - g.cumsum(1)).exp()[..., None]
+    k = k.float().where(kept[..., None, None], 0).repeat_interleave(u.shape[2] // k.shape[2], dim=2)
+    return state.float() * total.exp()[..., None, None] + torch.einsum("rnhv,rnhk->rhvk", u, k)
 
 
 def _slots(table: Tensor, count: Tensor) -> Tensor:

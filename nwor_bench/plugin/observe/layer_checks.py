@@ -48,6 +48,9 @@ SUMMED_AT_ONCE = 1 << 24
 SETTLED = 2
 """Windows without prefill are checked from this one on: some drafts have been rejected by then."""
 
+WITH_RINGS = 8
+"""Windows of a path that are checked in a row with rings of records (`state_rings`)."""
+
 
 class CheckedLayer(Protocol):
     """One target layer, as the checks use it."""
@@ -205,9 +208,12 @@ class LayerChecks:
 
     def wants(self, path: str, graph: Hashable = None) -> bool:
         """True if the window that begins is to be checked: one beside a prefill, and two in a row
-        of each other path and graph, so that the second runs what SCV captures with the first."""
+        of each other path and graph, so that the second runs what SCV captures with the first; with
+        rings more, so that most of the requests' rings are full once."""
         seen = self._seen[path, graph] = self._seen.get((path, graph), 0) + 1
-        return seen == 1 if "prefill" in path else SETTLED <= seen < SETTLED + 2
+        has_rings = self._states is not None and self._states.rings is not None
+        in_a_row = WITH_RINGS if has_rings else 2
+        return seen == 1 if "prefill" in path else SETTLED <= seen < SETTLED + in_a_row
 
     def begin(self, step: StepRows) -> None:
         """Remember the caches; call it once the window is open, before its forward."""

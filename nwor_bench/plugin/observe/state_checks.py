@@ -56,7 +56,7 @@ def check_state(
     window, device = call.indices.shape[1], layer.state.device
     table = torch.arange(1, rows * window + 1, dtype=torch.int32, device=device)
     table = table.view(rows, window)
-    theirs = _scratch(layer, rows * window + 1)
+    theirs = _scratch(layer, rows * window + 1, call.first.dtype)
     row = torch.arange(rows, device=device)
     theirs[table[row, call.accepted[:rows].long() - 1].long()] = call.first[:rows]
     bounds = call.bounds[: rows + 1]
@@ -69,7 +69,10 @@ def check_state(
     wanted = column < length[:, None] if is_control else column == counts[:, None] - 1
     wanted &= (length > 0)[:, None] & (call.indices[:rows] > 0)
     at_row, at_column = wanted.nonzero(as_tuple=True)
-    ours = layer.state[call.indices[at_row, at_column].long()]
+    slots = call.indices[at_row, at_column].long()
+    ours = layer.state[slots]
+    if call.current is not None:
+        ours = call.current(slots, None if call.rings is None else call.rings[at_row])
     # Of each request and head, over the window: the state may become much smaller in it.
     passed = theirs[1:].view(rows, window, *theirs.shape[1:]).abs().amax((1, 3, 4))
     largest = torch.maximum(passed, call.first[:rows].abs().amax((2, 3)))[at_row].float()
@@ -142,12 +145,12 @@ def _roundings(layer: StateLayer, window: int) -> float:
     return steps * torch.finfo(layer.state.dtype).eps
 
 
-def _scratch(layer: StateLayer, slots: int) -> Tensor:
-    """[slots, HV, V, K] zeros, laid out as the layer's cache."""
+def _scratch(layer: StateLayer, slots: int, dtype: torch.dtype) -> Tensor:
+    """[slots, HV, V, K] zeros, laid out as the layer's cache; with rings its states are float32."""
     _, heads, values, keys = layer.state.shape
     swapped = layer.state.stride(2) == 1
     sizes = (slots, heads, keys, values) if swapped else (slots, heads, values, keys)
-    made = torch.zeros(sizes, dtype=layer.state.dtype, device=layer.state.device)
+    made = torch.zeros(sizes, dtype=dtype, device=layer.state.device)
     return made.transpose(-1, -2) if swapped else made
 
 

@@ -90,9 +90,7 @@ class StateRows(RowStore):
             for number, layer in enumerate(self._layers)
             for k, what in enumerate(WHAT)
         )
-        groups = runner.kv_cache_config.kv_cache_groups
-        of_name = {name: number for number, g in enumerate(groups) for name in g.layer_names}
-        self._groups = [of_name[layer.name] for layer in self._layers]
+        self._groups = [layer.cache_group for layer in self._layers]
         self._drafts: int = runner.vllm_config.speculative_config.num_speculative_tokens
         self._sample = Sample(SAMPLE)
         self._live: list[tuple[Tensor, Tensor]] = []

@@ -18,9 +18,9 @@ from nwor_bench.instruments.contract import CONTRACT, Feature
 from nwor_bench.plugin.layers import TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.state_layers import find_states
+from nwor_bench.plugin.state_rings import slots_of
 from nwor_bench.plugin.states import StateKernels, WindowStates, reference_commit
 from nwor_bench.plugin.window import Window
-from nwor_bench.records.state_slots import one_slot
 from nwor_kernels.gated_delta.reference import verify_window_reference
 
 OPERATOR = "fused_sigmoid_gating_delta_rule_update_spec_cpu"
@@ -40,7 +40,7 @@ def trace_patches(states: WindowStates) -> list[Patch]:
     def given(layer: Any, metadata: Any, mixed: Tensor, b: Tensor, a: Tensor, *_: Any) -> None:
         number = numbers.get(id(layer))
         if number is not None and states.stages_whole(metadata):
-            states.trace.given(number, states.layers[number], (mixed, a, b), metadata)
+            states.trace.given(number, states, (mixed, a, b), metadata)
 
     return [noting(gdn_attention, SPEC_FORWARD, given)]
 
@@ -62,8 +62,8 @@ def set_up_states(
     def make() -> WindowStates:
         layers = find_states(runner, target, transposed)
         sizes = {"length": length, "requests": runner.max_num_reqs, "dtype": runner.dtype}
-        only_one = one_slot(runner.vllm_config.additional_config)
-        return WindowStates(layers, window, kernels=KERNELS, one_slot=only_one, **sizes)
+        slots = slots_of(runner, length, runner.max_num_reqs)
+        return WindowStates(layers, window, kernels=KERNELS, **slots, **sizes)
 
     return set_up(make)
 

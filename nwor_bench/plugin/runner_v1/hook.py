@@ -140,7 +140,14 @@ class V1RunnerHook(RunnerHook):
 
     def _wrap_model_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _model_forward(*args: Any, **kwargs: Any) -> Any:
-            step = self._step
+            step, runner = self._step, self.runner
+            if step is not None and step.drafts is None:
+                batch, rows = runner.input_batch, runner.input_batch.num_reqs
+                tables = [each.get_device_tensor(rows) for each in batch.block_table.block_tables]
+                starts = runner.query_start_loc.gpu[: rows + 1]
+                self._begin_states(
+                    step, batch.req_ids, tables, lambda: runner.seq_lens[:rows] - starts.diff()
+                )
             if step is None or not step.has_window or step.drafts is not None:
                 return original(*args, **kwargs)
             self._begin(step)

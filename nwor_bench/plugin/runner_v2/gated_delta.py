@@ -19,14 +19,17 @@ from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.runner_v2.plan import REFERENCED_PART
 from nwor_bench.plugin.state_layers import StateLayer, find_states, shape_of, token_bytes
+from nwor_bench.plugin.state_rings import slots_of
 from nwor_bench.plugin.states import StateKernels, WindowStates
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
-from nwor_bench.records.state_slots import one_slot
 from nwor_kernels.gated_delta.launch import StateCommit, refusal, verify_window_triton
-from nwor_kernels.gated_delta.records import GatedNorm
+from nwor_kernels.gated_delta.records import RECORD_ROWS, GatedNorm
 
 logger = logging.getLogger("vllm.nwor_bench")
+
+RINGS_PART = 16
+"""Rings may take this part of the memory: a seventh of the states of as many requests (27B)."""
 
 KERNEL = "fused_sigmoid_gating_delta_rule_update"
 """Stock's kernel of windows, as the layers' module has imported it."""
@@ -52,12 +55,13 @@ def set_up_states(
         layers = find_states(runner, target, lambda states: states)
         _check(layers[0], length, runner)
         requests = runner.max_num_reqs
+        slots = slots_of(runner, length, requests)
         if memory_bytes is not None:
-            one = length * token_bytes(layers, runner.dtype)
-            requests = min(requests, memory_bytes // REFERENCED_PART // one)
+            rows, part = (RECORD_ROWS, RINGS_PART) if slots["rings"] else (length, REFERENCED_PART)
+            one = rows * token_bytes(layers, runner.dtype)
+            requests = min(requests, memory_bytes // part // one)
         sizes = {"length": length, "requests": requests, "dtype": runner.dtype}
-        only_one = one_slot(runner.vllm_config.additional_config)
-        return WindowStates(layers, window, kernels=KERNELS, one_slot=only_one, **sizes)
+        return WindowStates(layers, window, kernels=KERNELS, **slots, **sizes)
 
     return set_up(make)
 
@@ -82,7 +86,7 @@ def trace_patches(states: WindowStates) -> list[Patch]:
             metadata = step.get(layer.layer.prefix) if isinstance(step, dict) else None
             if metadata is not None and states.stages_whole(metadata):
                 inputs = mixed_qkv, a, b
-                states.trace.given(number, layer, inputs, metadata, more.get("output_gate"))
+                states.trace.given(number, states, inputs, metadata, more.get("output_gate"))
 
         return noting(layer.layer, name, given)
 

@@ -1,0 +1,184 @@
+"""Rings of records without an engine: whose ring is whose, what stock finds, and refusals."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from refusals import refused
+from test_state_slots import BESIDE, SWITCH, OneSlot, as_committed, blocks_for_drafts, config_of
+from test_state_slots import hook as hook  # a fixture
+from test_state_slots import net as net  # a fixture
+from test_window_states import COUNTS, KERNELS, LENGTH, check_committed
+from v2_pieces import run_step
+
+from nwor_bench.errors import EngineError
+from nwor_bench.plugin.state_rings import RINGS, StateRings, slots_of
+from nwor_bench.plugin.states import ONE_SLOT, WindowStates
+from nwor_bench.records.state_slots import ADDITIONAL, STATE_RINGS
+from nwor_kernels.gated_delta.records import RECORD_ROWS
+
+pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
+
+BOTH = {**SWITCH, STATE_RINGS: 1}
+
+
+@pytest.mark.parametrize("value", [{STATE_RINGS: 1}, {**SWITCH, STATE_RINGS: 2}])
+def test_rings_need_one_slot(net: Any, value: dict[str, int]) -> None:
+    with refused(f"{ADDITIONAL}: {STATE_RINGS}", value=value[STATE_RINGS]):
+        blocks_for_drafts(net, config_of(additional_config=value))
+    assert blocks_for_drafts(net, config_of(additional_config=BOTH)) == 0
+
+
+def test_an_engine_has_rings_if_it_asks_for_them() -> None:
+    def made(config: Any) -> dict[str, Any]:
+        vllm = SimpleNamespace(additional_config=config)
+        return slots_of(SimpleNamespace(vllm_config=vllm, device=torch.device("cpu")), 5, 3)
+
+    assert [made(each)["one_slot"] for each in (None, {}, SWITCH, BOTH)] == [False, False, True,
+                                                                             True]  # fmt: skip
+    assert [made(each)["rings"] is None for each in (None, SWITCH, BOTH)] == [True, True, False]
+
+
+def scheduled(**named: Any) -> Any:
+    """A SchedulerOutput of requests that end, start or go on."""
+    new = [SimpleNamespace(req_id=each) for each in named.get("new", ())]
+    return SimpleNamespace(
+        finished_req_ids=named.get("finished", set()), preempted_req_ids=named.get("preempted"),
+        scheduled_new_reqs=new,
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=named.get("resumed", set())),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def rings() -> StateRings:
+    """Three rings; "a" and "b" have one."""
+    made = StateRings(3, 5, torch.device("cpu"))
+    made.records.cursors[1:] = 7
+    made.place(["a", "b"])
+    return made
+
+
+def test_a_request_keeps_its_ring_wherever_its_row_is(rings: StateRings) -> None:
+    of_row, cursors = rings.records.of_row, rings.records.cursors
+    first, second = of_row.tolist()[:2]
+    assert len({0, first, second}) == 3
+    assert of_row[2] == 0
+    assert cursors[[first, second], 0].tolist() == [0, 0]
+    cursors[first, 0] = 4
+    rings.place(["b", "c", "a"])
+    assert of_row.tolist()[0::2] == [second, first]
+    assert cursors[of_row.long(), 0].tolist() == [0, 0, 4]
+    with refused(RINGS, EngineError, value=1):
+        rings.place(["a", "b", "c", "d"])
+
+
+@pytest.mark.parametrize("how", ["finished", "preempted", "resumed", "new"])
+def test_a_ring_is_given_back_and_empty_again(rings: StateRings, how: str) -> None:
+    rings.records.cursors[:, 0] = 4
+    rings.scheduled(scheduled(**{how: {"a"}}))
+    rings.place(["a", "b"])
+    assert rings.records.cursors[rings.records.of_row[:2].long(), 0].tolist() == [0, 4]
+    rings.scheduled(scheduled(finished={"a", "b", "unknown"}))
+    rings.place(["c", "d", "e"])
+    assert len(set(rings.records.of_row.tolist())) == 3
+
+
+def test_rows_are_copied_if_the_batch_changes(rings: StateRings) -> None:
+    of_row = rings.records.of_row
+    placed = of_row.tolist()
+    of_row.zero_()
+    rings.place(["a", "b"])
+    assert not of_row.any()
+    rings.only(torch.tensor([False, True]))
+    assert of_row.tolist() == [placed[1], 0, 0]
+    rings.place(["a", "b"])
+    assert of_row.tolist() == placed
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "sound"),
+    [(2, 12, True), (3, 12, False), (1, 12, False), (0, 12, False), (0, 22, True), (3, 22, False)],
+)
+def test_the_debug_check(rings: StateRings, rows: int, tokens: int, sound: bool) -> None:
+    """At 10 tokens no row was live."""
+    rings.check(["a"], torch.tensor([10]))
+    rings.records.cursors[rings.records.of_row[0].long(), 0] = rows
+    if sound:
+        rings.check(["a"], torch.tensor([tokens]))
+        return
+    with refused(RINGS, EngineError, value=rows):
+        rings.check(["a"], torch.tensor([tokens]))
+
+
+class WithRings(OneSlot):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes: dict[str, Any] = {"length": LENGTH, "requests": 3, "dtype": torch.float32}
+        rings = StateRings(3, LENGTH, torch.device("cpu"))
+        self.states = WindowStates(
+            self.layers, self.window, kernels=KERNELS, one_slot=True, rings=rings, **sizes
+        )
+        assert self.states.allocate() is None
+        self.rings = rings
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["windows alone", "beside a prefill"])
+def test_committed_tokens_are_in_the_ring_until_stock_reads(beside: bool) -> None:
+    pieces = WithRings()
+    pieces.step |= BESIDE if beside else {}
+    before = [layer.state.clone() for layer in pieces.layers]
+    pieces.rings.place(["a", "new", "b"] if beside else ["a", "b"])
+    pieces.verify(0, 1, 2)
+    live = pieces.rings.records.of_row[:2].clone()
+    stock = as_committed(OneSlot())  # the same draws
+    counts = torch.tensor([3, 2, 1], dtype=torch.int32) if beside else COUNTS
+    assert pieces.states.commit(counts) == (3, None)
+    for number, (layer, old) in enumerate(zip(pieces.layers, before, strict=True)):
+        assert torch.equal(layer.state, old)
+        slots = pieces.indices[layer.group][:, 0].long()
+        found = pieces.states.current(number, slots, live)
+        torch.testing.assert_close(found, stock[number][slots], rtol=1e-5, atol=1e-6)
+    assert pieces.rings.records.cursors[live.long(), 0].tolist() == COUNTS.tolist()
+    for layer in pieces.layers:
+        object.__setattr__(layer, "cache_group", layer.group)
+    pieces.rings.place(["a", "b"])
+    pieces.states.make_current(2, [table[:, :1] for table in pieces.indices])
+    check_committed(pieces, before, stock)
+    assert not pieces.rings.records.cursors[:, 0].any()
+
+
+def test_stock_never_reads_a_state_behind_live_rows() -> None:
+    pieces = WithRings()
+    without = pieces.metadata(0, num_spec_decode_tokens=2)
+    assert not pieces.states.stages(without)  # a dummy run
+    pieces.rings.place(["a", "b"])
+    with refused(ONE_SLOT, EngineError):
+        pieces.states.stages(without)
+    for layer in pieces.layers:
+        object.__setattr__(layer, "cache_group", layer.group)
+    pieces.states.make_current(2, [table[:, :1] for table in pieces.indices])
+    assert not pieces.states.stages(without)
+    pieces.rings.place(["a", "b"])
+    pieces.verify(0, 1, 2)
+    pieces.states.commit(COUNTS)
+    assert not pieces.states.stages(without)
+
+
+def test_records_have_a_row_for_each_of_a_rings() -> None:
+    states = WithRings().states
+    assert states.record_bytes == states.token_bytes * 4 * RECORD_ROWS
+
+
+def test_a_step_places_rings_and_without_drafts_makes_states_current(hook: Any) -> None:
+    calls: list[tuple[str, int]] = []
+    hook.states.rings = SimpleNamespace(
+        scheduled=lambda step: calls.append(("scheduled", 0)),
+        place=lambda req_ids: calls.append(("place", len(req_ids))),
+    )
+    hook.states.make_current = lambda rows, tables: calls.append(("make_current", rows))
+    more = {"preempted_req_ids": None}
+    run_step(hook, ["a", "b"], set(), **more)
+    assert calls == [("scheduled", 0), ("place", 2)]
+    run_step(hook, ["a", "b"], set(), drafts=0, **more)
+    assert calls[2:] == [("scheduled", 0), ("place", 2), ("make_current", 2)]

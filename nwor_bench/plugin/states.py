@@ -148,9 +148,10 @@ class WindowStates:
     # Before the first window.
 
     @property
-    def bytes_per_request(self) -> int:
-        """Bytes of one request's states in all layers."""
-        return sum(layer.state_bytes for layer in self.layers)
+    def bytes_per_request(self) -> int | None:
+        """Bytes of one request's states that a commit writes; None with rings, where the device
+        decides which commits write."""
+        return None if self.rings else sum(layer.state_bytes for layer in self.layers)
 
     @property
     def token_bytes(self) -> int:

@@ -258,14 +258,18 @@ class RunnerHook(ABC):
         return self.one_slot and step.drafts is not None and bool(step.drafts.any())
 
     def _begin_states(self, step: Step, req_ids: Sequence[str], tables: Any, computed: Any) -> None:
-        """The forward comes next: place its rings; without drafts stock reads the states of
-        `tables`, one a KV-cache group. `computed()`: [requests] int, tokens before the step."""
+        """The forward comes next: place its rings. Stock reads states of requests without drafts.
+
+        Args:
+            tables: one a KV-cache group, [requests, >= 1], the states' slots.
+            computed: gives [requests] int, each one's tokens before the step.
+        """
         if (states := self.states) is None or states.rings is None:
             return
         states.rings.place(req_ids)
         if self.late.debug:
             states.rings.check(req_ids, computed())
-        if not any(step.scheduler_output.scheduled_spec_decode_tokens.values()):
+        if states.rings.stock_reads(step.scheduler_output.scheduled_spec_decode_tokens):
             states.make_current(len(req_ids), tables)
 
     def _commit_states(self, step: Step, counts: Tensor) -> None:

@@ -6,7 +6,7 @@ ring has live rows**. Whoever reads a state asks `WindowStates.current`; before 
 `WindowStates.make_current` writes what is missing. How many rows are live only the device knows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ class StateRings:
         self._ring_of: dict[str, int] = {}
         self._free = list(range(requests, 0, -1))
         self._placed: list[str] | None = None
+        self._live: set[str] = set()
+        """Requests that have had a window since states were made current."""
         self.in_use = False
         """A step runs in which stock must not read states."""
         self._before: dict[str, tuple[int, int]] = {}
@@ -53,6 +55,7 @@ class StateRings:
         resumed, preempted = step.scheduled_cached_reqs.resumed_req_ids, step.preempted_req_ids
         for req_id in (*step.finished_req_ids, *(preempted or ()), *resumed, *started):
             self._before.pop(req_id, None)
+            self._live.discard(req_id)
             if req_id in self._ring_of:
                 self._free.append(self._ring_of.pop(req_id))
                 self._placed = None
@@ -62,7 +65,6 @@ class StateRings:
 
         Raises EngineError if there are too few.
         """
-        self.in_use = True
         if req_ids == self._placed:
             return
         fresh = [req_id for req_id in req_ids if req_id not in self._ring_of]
@@ -76,6 +78,21 @@ class StateRings:
             self.records.cursors.index_fill_(0, rings.long(), 0)
         self._fill([self._ring_of[req_id] for req_id in req_ids])
         self._placed = list(req_ids)
+
+    def stock_reads(self, drafts: Mapping[str, Sequence[int]]) -> bool:
+        """True if stock reads states of the step's requests that may be behind live rows: a request
+        has no drafts, and has had some since states were made current, as they are to be now.
+
+        Args:
+            drafts: of each request, by id; also notes that these have live rows from now on.
+        """
+        assert self._placed is not None
+        placed = set(self._placed)
+        windows = {req_id for req_id in placed if drafts.get(req_id)}
+        due = not self._live.isdisjoint(placed - windows)
+        self._live = windows | (self._live - placed if due else self._live)
+        self.in_use = bool(windows) and not due
+        return due
 
     def only(self, windows: Tensor) -> None:
         """Keep the rings of some rows in place, until the next step: `windows` [rows] bool."""
@@ -108,6 +125,6 @@ class StateRings:
             self._before[req_id] = rows, tokens
 
     def empty(self) -> None:
-        """No row is live any more: the states of the step's requests were made current."""
-        self.in_use = False
-        self._before.clear()
+        """No row of the step's requests is live any more: their states were made current."""
+        for req_id in self._placed or ():
+            self._before.pop(req_id, None)

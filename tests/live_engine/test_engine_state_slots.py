@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from checklist_tools import ask, check_counts, greedy
-from engine_tools import EAGER, close, tiny_spec, total_of, worker_of
+from engine_tools import EAGER, close, prompts_of, tiny_spec, total_of, worker_of
 from planted_states import RING_PLANTS, check_case
 from state_tools import (
     AGAINST,
@@ -75,11 +75,18 @@ def specs(name: str, against: dict[str, Any] = AGAINST, **changes: Any) -> tuple
     return spec.engine_specs[None], spec.engine_specs[Arguments.of(against)]
 
 
+TO_THE_END = [*prompts_of([236]), *PROMPTS[:3]]
+"""The first one's last window has no drafts: its context ends there, beside the others' windows."""
+LENGTHS = [20, 40, 40, 40]
+
+
 @dataclass(frozen=True)
 class Stock:
     """An engine with a slot for each draft, closed before the other one starts."""
 
     told: tuple[GreedyOutput, ...]
+    told_to_the_end: tuple[GreedyOutput, ...]
+    """Answers to TO_THE_END."""
     staged: list[tuple[int, ...]]
     """Answers in mode stage."""
     slots: int | None
@@ -123,7 +130,8 @@ def engine(
     stock_spec, single_spec = specs(*request.param)
     first = start_engine(pair, stock_spec)
     staged = ask(first, "stage", PROMPTS, greedy()).tokens
-    stock = Stock(stock_answers(first), staged, first.status().state_slots, table_columns(first))
+    told = stock_answers(first), first.decode_greedily(TO_THE_END, LENGTHS, ignore_eos=True, top=20)
+    stock = Stock(*told, staged, first.status().state_slots, table_columns(first))
     close(first)
     made = start_engine(pair, single_spec)
     stocks[made] = stock
@@ -157,6 +165,33 @@ def test_the_answers_are_those_of_stock(engine: VllmEngine, stock: Stock, scv: s
         assert fault_of(staged.tokens, stock.told) is None
         assert rings is None or int(rings.records.cursors[1:, 0].count_nonzero()) >= 2
     assert staged.tokens == stock.staged or on_gpu(engine)  # the same arithmetic
+
+
+def test_a_row_without_drafts_beside_windows(
+    engine: VllmEngine, stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock reads its state: with rings that was written first."""
+    hook, rings = hook_of(engine), states_of(engine).rings
+    begin, live = hook._begin_states, list[tuple[int, int]]()
+
+    def rows_of(req_id: str) -> int:
+        assert rings is not None
+        return int(rings.records.cursors[rings._ring_of.get(req_id, 0), 0])
+
+    def begin_states(step: Any, req_ids: Any, *given: Any) -> None:
+        drafts = step.scheduler_output.scheduled_spec_decode_tokens
+        read = [req_id for req_id in req_ids if not drafts.get(req_id)] if drafts and rings else []
+        before = [rows_of(req_id) for req_id in read]
+        begin(step, req_ids, *given)
+        live.extend(zip(before, map(rows_of, read), strict=True))
+
+    monkeypatch.setattr(hook, "_begin_states", begin_states)
+    found = ask(engine, "stage", TO_THE_END, greedy())
+    assert [len(tokens) for tokens in found.tokens] == LENGTHS
+    assert fault_of(found.tokens, stock.told_to_the_end) is None
+    if rings is not None:
+        assert max(before for before, _ in live) > 0
+        assert not any(after for _, after in live)
 
 
 @pytest.mark.parametrize("beside", ["stage", "direct"], ids=["K/V staged", "K/V direct"])

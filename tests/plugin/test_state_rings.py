@@ -96,6 +96,31 @@ def test_rows_are_copied_if_the_batch_changes(rings: StateRings) -> None:
     assert of_row.tolist() == placed
 
 
+def test_stock_reads_rows_without_drafts_that_had_some(rings: StateRings) -> None:
+    rings.place(["a", "b", "c"])
+    assert not rings.stock_reads({"a": [1], "b": [1]})  # c: a prefill
+    rings.place(["a", "c"])
+    assert not rings.stock_reads({"a": [1]})
+    rings.place(["a", "c"])
+    assert rings.stock_reads({"c": [1], "a": []})  # c drafts beside a, which does not
+    assert not rings.in_use  # all that are in the step were made current
+    assert not rings.stock_reads({"c": [1]})
+    rings.place(["b", "c"])
+    assert rings.stock_reads({"c": [1]})  # b was not there when the others were made current
+    rings.scheduled(scheduled(finished={"c"}))
+    rings.place(["b"])
+    assert not rings.stock_reads({})
+
+
+def test_the_debug_check_of_requests_that_were_not_made_current(rings: StateRings) -> None:
+    rings.check(["a", "b"], torch.tensor([10, 10]))
+    rings.records.cursors[rings.records.of_row[:2].long(), 0] = 2
+    rings.place(["a"])
+    rings.empty()
+    rings.place(["b"])
+    rings.check(["b"], torch.tensor([12]))
+
+
 @pytest.mark.parametrize(
     ("rows", "tokens", "sound"),
     [(2, 12, True), (3, 12, False), (1, 12, False), (0, 12, False), (0, 22, True), (3, 22, False)],
@@ -153,13 +178,15 @@ def test_stock_never_reads_a_state_behind_live_rows() -> None:
     without = pieces.metadata(0, num_spec_decode_tokens=2)
     assert not pieces.states.stages(without)  # a dummy run
     pieces.rings.place(["a", "b"])
+    assert not pieces.rings.stock_reads({"a": [1], "b": [1]})
     with refused(ONE_SLOT, EngineError):
         pieces.states.stages(without)
+    assert pieces.rings.stock_reads({})
     for layer in pieces.layers:
         object.__setattr__(layer, "cache_group", layer.group)
     pieces.states.make_current(2, [table[:, :1] for table in pieces.indices])
     assert not pieces.states.stages(without)
-    pieces.rings.place(["a", "b"])
+    assert not pieces.rings.stock_reads({"a": [1], "b": [1]})
     pieces.verify(0, 1, 2)
     pieces.states.commit(COUNTS)
     assert not pieces.states.stages(without)
@@ -175,6 +202,7 @@ def test_a_step_places_rings_and_without_drafts_makes_states_current(hook: Any) 
     hook.states.rings = SimpleNamespace(
         scheduled=lambda step: calls.append(("scheduled", 0)),
         place=lambda req_ids: calls.append(("place", len(req_ids))),
+        stock_reads=lambda drafts: not drafts,
     )
     hook.states.make_current = lambda rows, tables: calls.append(("make_current", rows))
     more = {"preempted_req_ids": None}

@@ -201,6 +201,7 @@ def kernels(on_triton: torch.device | None) -> Any:
 
 
 @examples(6)
+@pytest.mark.long
 @given(
     seed=SEEDS,
     window=st.integers(1, 9),
@@ -217,10 +218,10 @@ def test_any_windows(kernels, seed, window, dtype, state_dtype, norm):
     ("window", "shape", "norm"),
     [
         (5, SMALL, "silu"),
-        (1, SMALL, None),
-        (16, SMALL, None),
-        (3, Shape(1, 3, 16, 128), None),  # two programs a head
-        (9, Shape(2, 2, 64, 16), "sigmoid"),
+        pytest.param(1, SMALL, None, marks=pytest.mark.long),
+        pytest.param(16, SMALL, None, marks=pytest.mark.long),
+        pytest.param(3, Shape(1, 3, 16, 128), None, marks=pytest.mark.long),  # two programs a head
+        pytest.param(9, Shape(2, 2, 64, 16), "sigmoid", marks=pytest.mark.long),
     ],
 )
 def test_many_windows(kernels, window, shape, norm, state_dtype):

@@ -13,8 +13,8 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 KERNELS = (
     ("verify_attention", "discard", "mask", "mla", "mla_tail", "window_merge"),
-    ("commit", "commit_fp8", "commit_refusals", "commit_update", "gated_delta", "stage",
-     "staged_windows"),
+    ("commit", "commit_fp8", "commit_refusals", "commit_update", "gated_delta",
+     "gated_delta_rings", "stage", "staged_windows"),
 )  # fmt: skip
 """Halves that take about as long, each a process beside the other."""
 

@@ -50,9 +50,9 @@ pytestmark = pytest.mark.engine
 Start = Callable[..., VllmEngine]
 
 CASES = [
-    pytest.param((name, against), marks=engine_case(name).marks, id=f"{name}-{how}")
+    pytest.param((name, against), marks=[*engine_case(name).marks, *more], id=f"{name}-{how}")
     for name in ENGINES
-    for how, against in (("slots", AGAINST), ("rings", WITH_RINGS))
+    for how, against, more in (("slots", AGAINST, ()), ("rings", WITH_RINGS, (pytest.mark.long,)))
 ]
 ON_CPU = pytest.mark.parametrize("engine", CASES[:2], indirect=True)
 GATED = ("cpu", "eager-float32", "full-float32", "full-bfloat16")

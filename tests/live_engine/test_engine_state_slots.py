@@ -406,8 +406,9 @@ def test_a_sweep_compares_it_with_stock(tmp_path: Path, against: dict[str, Any])
     report = (tmp_path / "run/report.md").read_text()
     assert "Recurrent and convolution states of 3 layers are stock's" in report
     assert "A request reserves 5 state slots (" in report
-    # As many requests at a time; behind a tie other drafts are accepted.
-    assert cells.windows.max() - cells.windows.min() <= 2 * (against is WITH_RINGS)
+    # As many requests at a time: with two instead of three, half as many windows again. Behind a
+    # tie other drafts are accepted.
+    assert cells.windows.max() - cells.windows.min() <= 2
 
 
 def raw_tables(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:

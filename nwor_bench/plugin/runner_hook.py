@@ -15,6 +15,7 @@ from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.scheduler_output import restarted, starts_requests
 from nwor_bench.plugin.settings import PluginSettings
+from nwor_bench.plugin.state_rings import StateRings
 from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
 from nwor_bench.plugin.window import Window, close_leftover
@@ -207,10 +208,15 @@ class RunnerHook(ABC):
         """Updates of vLLM's that our commit cannot run, by reason; None without such commits."""
         return None
 
+    @property
+    def rings(self) -> StateRings | None:
+        """Rings of the states' records; None without them."""
+        return None if self.states is None else self.states.rings
+
     def _start_step(self, scheduler_output: Any) -> None:
         """A step begins on the host; `_step` is None after it if the step has no tokens."""
-        if self.states is not None and self.states.rings is not None:
-            self.states.rings.scheduled(scheduler_output)
+        if self.rings is not None:
+            self.rings.scheduled(scheduler_output)
         if self._step is not None or (self.window is not None and self.window.batch is not None):
             self._close_leftover()
         if scheduler_output.finished_req_ids or starts_requests(scheduler_output):
@@ -258,18 +264,20 @@ class RunnerHook(ABC):
         return self.one_slot and step.drafts is not None and bool(step.drafts.any())
 
     def _begin_states(self, step: Step, req_ids: Sequence[str], tables: Any, computed: Any) -> None:
-        """The forward comes next: place its rings. Stock reads states of requests without drafts.
+        """The forward comes next, with rings: place its own. Stock reads states of requests without
+        drafts.
 
         Args:
             tables: one a KV-cache group, [requests, >= 1], the states' slots.
             computed: gives [requests] int, each one's tokens before the step.
         """
-        if (states := self.states) is None or states.rings is None:
-            return
-        states.rings.place(req_ids)
+        states, rings = self.states, self.rings
+        assert states is not None
+        assert rings is not None
+        rings.place(req_ids)
         if self.late.debug:
-            states.rings.check(req_ids, computed())
-        if states.rings.stock_reads(step.scheduler_output.scheduled_spec_decode_tokens):
+            rings.check(req_ids, computed())
+        if rings.stock_reads(step.scheduler_output.scheduled_spec_decode_tokens):
             states.make_current(len(req_ids), tables)
 
     def _commit_states(self, step: Step, counts: Tensor) -> None:

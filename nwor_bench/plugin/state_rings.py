@@ -17,7 +17,7 @@ from nwor_bench.records.state_slots import STATE_RINGS, one_slot
 from nwor_kernels.gated_delta.records import RECORD_ROWS, RecordRings
 
 RINGS = "rings of states' records"
-"""What an error of theirs is about."""
+"""Subject of an error of the rings."""
 
 
 def slots_of(runner: Any, window: int, requests: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class StateRings:
         of_row.copy_(self._on_device([*rings, *[0] * (len(of_row) - len(rings))]))
 
     def _on_device(self, numbers: list[int]) -> Tensor:
-        """Without waiting for the device."""
+        """Ring numbers as int32 on the device, without waiting for it."""
         device = self.records.of_row.device
         made = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
         return made.to(device, non_blocking=True)

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from kernel_inputs import INTERPRETED, generator, to_device
 from torch import Tensor
@@ -13,11 +15,36 @@ from nwor_kernels.gated_delta.records import (
     WindowRecords,
     allocate_records,
 )
+from nwor_kernels.gated_delta.reference import commit_states_reference, verify_window_reference
 
 NAN = float("nan")
 
 MARGIN = 16
 """Elements of a page before and after its state."""
+
+
+class Kernels(NamedTuple):
+    """An implementation of both kernels, with the arguments of the references."""
+
+    verify: Any
+    commit: Any
+    device: torch.device
+
+
+REFERENCE = Kernels(verify_window_reference, commit_states_reference, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def kernels(on_triton: torch.device | None) -> Kernels:
+    """The references, then the Triton kernels."""
+    if not on_triton:
+        return REFERENCE
+    from nwor_kernels.gated_delta.launch import StateCommit, verify_window_triton
+
+    def commit(*given: Any) -> None:
+        StateCommit(*given[:5])(*given[5:])
+
+    return Kernels(verify_window_triton, commit, on_triton)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Verify and commit of gated delta windows, by reference and in Triton: against float64."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from examples import examples
 from gated_delta_cases import (
     MARGIN,
     Case,
+    Kernels,
     Shape,
     assert_rounded,
     definition,
@@ -15,6 +16,7 @@ from gated_delta_cases import (
     largest_error,
     make_case,
 )
+from gated_delta_cases import kernels as kernels  # a fixture
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import IN_TRITON, INTERPRETED, SEEDS, assert_same, generator
@@ -23,29 +25,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from nwor_kernels.gated_delta.launch import StateCommit, refusal, verify_window_triton
-from nwor_kernels.gated_delta.reference import commit_states_reference, verify_window_reference
+from nwor_kernels.gated_delta.reference import verify_window_reference
 
 SMALL = Shape(1, 2, 16, 32)
-
-
-class Kernels(NamedTuple):
-    """An implementation of both kernels, with the arguments of the references."""
-
-    verify: Any
-    commit: Any
-    device: torch.device
-
-
-@pytest.fixture(scope="module")
-def kernels(on_triton):
-    if not on_triton:
-        cpu = torch.device("cpu")
-        return Kernels(verify_window_reference, commit_states_reference, cpu)
-
-    def commit(states, groups, tables, records, rings, accepted, committed):
-        StateCommit(states, groups, tables, records, rings)(accepted, committed)
-
-    return Kernels(verify_window_triton, commit, on_triton)
 
 
 def check(case: Case, kernels: Kernels, seed: int, norm: str | None = None) -> None:

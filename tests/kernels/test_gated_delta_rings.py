@@ -12,7 +12,9 @@ import torch
 from examples import examples
 from gated_delta_cases import (
     NAN,
+    REFERENCE,
     Case,
+    Kernels,
     Shape,
     assert_rounded,
     definition,
@@ -20,6 +22,7 @@ from gated_delta_cases import (
     largest_error,
     make_case,
 )
+from gated_delta_cases import kernels as kernels  # a fixture
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import INTERPRETED, SEEDS, assert_same, generator
@@ -27,9 +30,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from nwor_kernels.gated_delta.launch import StateCommit, verify_window_triton
 from nwor_kernels.gated_delta.records import RECORD_ROWS, RecordRings, allocate_records
-from nwor_kernels.gated_delta.reference import commit_states_reference, verify_window_reference
 
 SMALL = Shape(1, 2, 16, 32)
 REQUESTS, GROUPS = 3, (1, 0)
@@ -45,7 +46,7 @@ class Engine:
         kernels: verify and commit, with the arguments of the references.
     """
 
-    def __init__(self, kernels: Any, seed: int, window: int, **options: Any):
+    def __init__(self, kernels: Kernels, seed: int, window: int, **options: Any):
         self.verify, self.commit, self.device = kernels
         self.window, self.seed = window, seed
         self.rng = generator(seed)
@@ -189,17 +190,6 @@ class Engine:
         assert self.cursors[1:, 0].tolist() == self.live
 
 
-@pytest.fixture(scope="module")
-def kernels(on_triton: torch.device | None) -> Any:
-    if not on_triton:
-        return verify_window_reference, commit_states_reference, torch.device("cpu")
-
-    def commit(*given):
-        StateCommit(*given[:5])(*given[5:])
-
-    return verify_window_triton, commit, on_triton
-
-
 @examples(6)
 @pytest.mark.long
 @given(
@@ -226,7 +216,7 @@ def test_any_windows(kernels, seed, window, dtype, state_dtype, norm):
 )
 def test_many_windows(kernels, window, shape, norm, state_dtype):
     engine = Engine(kernels, window, window, shape=shape, state_dtype=state_dtype, norm=norm)
-    short = INTERPRETED and kernels[0] is verify_window_triton
+    short = INTERPRETED and kernels is not REFERENCE
     engine.run(10 if short else 40)
     assert engine.deepest >= min(3 if short else 7, RECORD_ROWS - window)
     assert engine.written > 0 or (short and window < 5)
@@ -235,31 +225,30 @@ def test_many_windows(kernels, window, shape, norm, state_dtype):
 @pytest.mark.slow
 def test_errors_of_long_outputs() -> None:
     """About 2,000 tokens a request, float32 states."""
-    reference = verify_window_reference, commit_states_reference, torch.device("cpu")
     shape = Shape(key_heads=1, value_heads=2, key_dim=16, value_dim=16)
-    assert Engine(reference, 4, 5, shape=shape, lasting=True).run(900).written > 300
+    assert Engine(REFERENCE, 4, 5, shape=shape, lasting=True).run(900).written > 300
 
 
 def with_an_empty_ring(kernels, rings: bool) -> tuple[Tensor, ...]:
-    case = make_case(3, [5, 3, 5], 5, shape=SMALL, accepted=[1, 1, 1]).to_device(kernels[2])
+    case = make_case(3, [5, 3, 5], 5, shape=SMALL, accepted=[1, 1, 1]).to_device(kernels.device)
     out, records = case.nan_out(torch.float32), case.nan_records()
     given = {}
     if rings:
-        of_row = torch.tensor([2, 1, 3], dtype=torch.int32, device=kernels[2])
-        zeros = torch.zeros(5, 2, dtype=torch.int32, device=kernels[2])
+        of_row = torch.tensor([2, 1, 3], dtype=torch.int32, device=kernels.device)
+        zeros = torch.zeros(5, 2, dtype=torch.int32, device=kernels.device)
         given["rings"] = RecordRings(of_row, zeros, 5)
         wider = [torch.full((*p.shape[:2], RECORD_ROWS, *p.shape[3:]), NAN).to(p) for p in records]
         records = records._make(wider)
     layer = records.layer(0)
-    kernels[0](case.layer_inputs(0), out, layer, scale=SMALL.scale, norm=case.norm, **given)
-    place = torch.tensor([2, 1, 3] if rings else [0, 1, 2], device=kernels[2])
+    kernels.verify(case.layer_inputs(0), out, layer, scale=SMALL.scale, norm=case.norm, **given)
+    place = torch.tensor([2, 1, 3] if rings else [0, 1, 2], device=kernels.device)
     return out, *(part[place, :3] for part in layer)
 
 
 def test_an_empty_ring_changes_no_bit(kernels):
     """On a GPU the compiler may add up in another order."""
     for own, other in zip(*(with_an_empty_ring(kernels, r) for r in (False, True)), strict=True):
-        if kernels[2].type == "cpu":
+        if kernels.device.type == "cpu":
             assert_same(own, other)
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5, equal_nan=True)
 
@@ -316,8 +305,7 @@ def run_on(engine: Engine) -> None:
     "plant", [cursor_too_far, flush_skipped, rejected_row_kept, others_ring, ring_not_zeroed]
 )
 def test_a_fault_is_seen(plant: Callable[[Engine], None]) -> None:
-    reference = verify_window_reference, commit_states_reference, torch.device("cpu")
-    engine = Engine(reference, 7, 3).run(2)
+    engine = Engine(REFERENCE, 7, 3).run(2)
     engine.step([0, 1, 2])
     plant(engine)
     with pytest.raises(AssertionError):

@@ -29,7 +29,7 @@ AGAINST = {"additional_config": {"nwor_state_slots": 1}}
 """The arguments of an engine with one state slot a request."""
 
 WITH_RINGS = {"additional_config": {"nwor_state_slots": 1, "nwor_state_rings": 1}}
-"""Those of one that keeps committed records in rings, too."""
+"""Arguments of an engine that keeps committed records in rings, too."""
 
 GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL, "piecewise": PIECEWISE}
 ON_GPU = [f"{graphs}-{state}" for graphs in GRAPHS for state in ("float32", "bfloat16")]

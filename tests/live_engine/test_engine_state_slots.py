@@ -265,7 +265,7 @@ def test_live_rows_follow_vllms_tokens(
 def test_states_are_made_current_for_stock(
     engine: VllmEngine, stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As before steps without drafts: here before every third window, which must not mind."""
+    """Done before every third window here, which goes on as before."""
     hook, states, steps, written = hook_of(engine), states_of(engine), count(), list[int]()
     rings, begin, make_current = states.rings, hook._begin_states, states.make_current
     assert rings is not None

@@ -93,7 +93,7 @@ class Graph:
 
 
 class Manager:
-    """As vLLM's: each capture enters its context."""
+    """A manager of graphs like vLLM's: each capture enters its context."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.graphs = device, dict[Any, Graph]()

@@ -70,9 +70,8 @@ def check_state(
     wanted &= (length > 0)[:, None] & (call.indices[:rows] > 0)
     at_row, at_column = wanted.nonzero(as_tuple=True)
     slots = call.indices[at_row, at_column].long()
-    ours = layer.state[slots]
-    if call.current is not None:
-        ours = call.current(slots, None if call.rings is None else call.rings[at_row])
+    rings = None if call.rings is None else call.rings[at_row]
+    ours = layer.state[slots] if call.current is None else call.current(slots, rings)
     # Of each request and head, over the window: the state may become much smaller in it.
     passed = theirs[1:].view(rows, window, *theirs.shape[1:]).abs().amax((1, 3, 4))
     largest = torch.maximum(passed, call.first[:rows].abs().amax((2, 3)))[at_row].float()

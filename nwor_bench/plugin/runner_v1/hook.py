@@ -141,7 +141,7 @@ class V1RunnerHook(RunnerHook):
     def _wrap_model_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _model_forward(*args: Any, **kwargs: Any) -> Any:
             step, runner = self._step, self.runner
-            if step is not None and step.drafts is None:
+            if step is not None and step.drafts is None and self.rings is not None:
                 batch, rows = runner.input_batch, runner.input_batch.num_reqs
                 tables = [each.get_device_tensor(rows) for each in batch.block_table.block_tables]
                 starts = runner.query_start_loc.gpu[: rows + 1]

@@ -6,7 +6,7 @@ its own set. vLLM's context takes another stream each time it is entered.
 
 Sets that end at different times must not share a stream. A captured matrix product holds the
 address of its stream's workspace, and when a graph ends, PyTorch 2.14 frees the workspace of the
-stream on which that graph was captured, whoever else uses it (`CUDAGraph::reset`, pytorch issue
+stream on which that graph was captured, even if others use it (`CUDAGraph::reset`, pytorch issue
 193402). Once that memory is given back, a replay of the graphs that are left is an illegal memory
 access. `torch.cuda.Stream` makes no streams: it hands out POOL of them in turn, again and again.
 """
@@ -30,7 +30,7 @@ _given: "WeakSet[Any]" = WeakSet()
 def unused_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream on which no graph that still exists was captured; its holder keeps it unused.
 
-    Graphs of others are told by the memory that was allocated on their streams.
+    Other graphs are found by the memory that was allocated on their streams.
 
     Raises:
         RuntimeError: all streams are in use.

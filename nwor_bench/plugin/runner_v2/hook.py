@@ -212,11 +212,12 @@ class V2RunnerHook(RunnerHook):
                 began = time.perf_counter()
                 step.req_ids = input_batch.req_ids
                 step.num_tokens = input_batch.num_tokens
-                rows, batch = input_batch.num_reqs, input_batch
-                self._begin_states(
-                    step, step.req_ids, tables,
-                    lambda: batch.seq_lens[:rows] - batch.query_start_loc[: rows + 1].diff(),
-                )  # fmt: skip
+                if self.rings is not None:
+                    rows, batch = input_batch.num_reqs, input_batch
+                    self._begin_states(
+                        step, step.req_ids, tables,
+                        lambda: batch.seq_lens[:rows] - batch.query_start_loc[: rows + 1].diff(),
+                    )  # fmt: skip
                 if step.has_window:
                     self._begin(step, input_batch, slot_mappings)
                     if not self._runs_full_graph:

@@ -1,17 +1,18 @@
-r"""Does a server gain anything? Servers on one GPU under the same load, one after the other.
+r"""Does a server gain anything? Servers on one GPU with the same requests, in turns.
 
     python sweeps/studies/live-serving/in_flight.py --requests 64 --output DIR
     python sweeps/studies/live-serving/in_flight.py --requests 64 256 --output DIR \
       --pair qwen3.5-quarter-shape
     VLLM_USE_V2_MODEL_RUNNER=0 python sweeps/studies/live-serving/in_flight.py --pair tiny \
-      --requests 4 --tokens 64 --input 32 --blocks 2 --seconds 4 --output DIR --flags \
+      --requests 4 --tokens 64 --input 32 --blocks 4 --seconds 2 --output DIR --flags \
       "--kv-cache-memory-bytes 50000000 --enforce-eager --block-size 32"            # without a GPU
 
-A server for each mode, all up at once, so that their caches must fit side by side; one is loaded,
-the others are idle. So many requests are always in flight: one that ends is followed by the next.
-Prompts are random and new in each block, outputs have half to one and a half times --tokens; all of
-it is the same for each mode of a block, whose order is random. Counted are the seconds behind a
-ramp, by the server's own /metrics. Writes in_flight.csv, a row for each block, size and mode.
+A server for each mode, all up at once, so that their caches must fit side by side. All are loaded
+and all but one are paused (vLLM's `/pause?mode=keep`, which freezes their requests): each runs for
+a few seconds, in random order, so what drifts on the host meets all alike. So many requests are
+always in flight: one that ends is followed by the next. Prompts are random, outputs have half to
+one and a half times --tokens; the servers get the same ones. Counted are the seconds behind the
+first of a turn, by the server's own /metrics. Writes in_flight.csv, a row for each turn.
 """
 
 import argparse
@@ -23,9 +24,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import product
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,12 +48,12 @@ MODES: dict[str, dict[str, str]] = {
     "interleave": {"VLLM_NWOR_MODE": "interleave"},
 }
 START_S = 400
+FIRST_S = 0.5
+"""Of a turn, not counted."""
 DRAFTS = 4
 COUNTED = {
     "tokens": "vllm:generation_tokens_total",
-    "tpot_s": "vllm:request_time_per_output_token_seconds_sum",
     "ended": "vllm:request_time_per_output_token_seconds_count",
-    "ttft_s": "vllm:time_to_first_token_seconds_sum",
     "begun": "vllm:time_to_first_token_seconds_count",
     "preempted": "vllm:num_preemptions_total",
     "windows": "nwor_windows_total",
@@ -85,7 +85,8 @@ def server(
         *shlex.split(arguments.flags),
     ]
     with (arguments.output / f"{mode}.log").open("wb") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | MODES[mode])
+        variables = os.environ | {"VLLM_SERVER_DEV_MODE": "1"} | MODES[mode]  # can be paused
+        child = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
     try:
         yield Server(f"http://127.0.0.1:{arguments.port + number}", child)
     finally:
@@ -120,14 +121,15 @@ async def counts(client: httpx.AsyncClient, base: str) -> dict[str, float]:
     return counted | {"s": time.perf_counter()}
 
 
-async def load(
-    base: str, requests: int, block: int, arguments: argparse.Namespace
-) -> dict[str, float]:
-    """Changes of the counters over the measured seconds of one block."""
-    draw = random.Random(f"{block} {requests}")
+@asynccontextmanager
+async def loaded(
+    client: httpx.AsyncClient, base: str, requests: int, arguments: argparse.Namespace
+) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """So many streams of requests, each one after the other; cancelled at the end."""
 
-    async def one_after_another(client: httpx.AsyncClient, first: float) -> None:
-        share = first  # requests do not all end at once
+    async def one_after_another(number: int) -> None:
+        draw = random.Random(f"{number} {requests}")
+        share = draw.uniform(0.1, 1.5)  # requests do not all end at once
         while True:
             prompt = [draw.randrange(5, 60) for _ in range(arguments.input)]
             length = max(int(share * arguments.tokens), 1)
@@ -137,33 +139,43 @@ async def load(
             reply.raise_for_status()
             share = draw.uniform(0.5, 1.5)
 
-    limits = httpx.Limits(max_connections=requests + 4)
-    async with httpx.AsyncClient(limits=limits, timeout=600) as client:
-        streams = [
-            asyncio.create_task(one_after_another(client, draw.uniform(0.1, 1.5)))
-            for _ in range(requests)
-        ]
-        await asyncio.sleep(arguments.ramp)
-        before = await counts(client, base)
-        await asyncio.sleep(arguments.seconds)
-        after = await counts(client, base)
-        failed = [task.exception() for task in streams if task.done()]
-        assert not failed, failed
+    streams = [asyncio.create_task(one_after_another(number)) for number in range(requests)]
+    try:
+        yield streams
+    finally:
         for task in streams:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
-    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+@asynccontextmanager
+async def running(client: httpx.AsyncClient, base: str) -> AsyncIterator[None]:
+    """A paused server runs for as long as this is open."""
+    (await client.post(f"{base}/resume")).raise_for_status()
+    yield
+    await pause(client, base)
+
+
+async def pause(client: httpx.AsyncClient, base: str) -> None:
+    """Freeze a server's requests, and those that come."""
+    how = {"mode": "keep", "clear_cache": "false"}
+    (await client.post(f"{base}/pause", params=how)).raise_for_status()
+
+
+async def turn(client: httpx.AsyncClient, base: str, seconds: float) -> dict[str, float]:
+    """Changes of the counters over so many seconds of a server's turn."""
+    async with running(client, base):
+        await asyncio.sleep(FIRST_S)
+        before = await counts(client, base)
+        await asyncio.sleep(seconds)
+        after = await counts(client, base)
+    return {name: value - before[name] for name, value in after.items()}
 
 
 def row_of(place: dict[str, Any], change: dict[str, float]) -> dict[str, Any]:
     """One row of in_flight.csv."""
-    return {
-        **place,
-        "tokens_per_s": change["tokens"] / change["s"],
-        "tpot_ms": 1e3 * change["tpot_s"] / change["ended"] if change["ended"] else None,
-        "ttft_ms": 1e3 * change["ttft_s"] / change["begun"] if change["begun"] else None,
-        **change,
-    }
+    speed = change["tokens"] / change["s"]
+    return {**place, "tokens_per_s": speed, "tpot_ms": 1e3 * place["requests"] / speed, **change}
 
 
 def summary(table: pd.DataFrame) -> str:
@@ -172,29 +184,52 @@ def summary(table: pd.DataFrame) -> str:
     for (requests, mode), rows in table[table["mode"] != "stock"].groupby(["requests", "mode"]):
         stock = table[(table["mode"] == "stock") & (table.requests == requests)].set_index("block")
         rows = rows[rows.block.isin(stock.index)].set_index("block")
-        for name in ("tokens_per_s", "tpot_ms"):
-            base = stock.loc[rows.index, name]
-            ratio = paired_ratio(rows[name].tolist(), base.tolist())
-            said = f"{ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}]"
-            lines.append(f"{requests} {mode} {name}: {said} of {base.median():.4g}")
+        base = stock.loc[rows.index, "tokens_per_s"]
+        ratio = paired_ratio(rows["tokens_per_s"].tolist(), base.tolist())
+        said = f"{ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}] of {base.median():.5g}"
+        lines.append(f"{requests} {mode}: {said} tokens/s, {len(rows)} blocks")
     return "\n".join(lines)
 
 
 async def measure(servers: dict[str, Server], arguments: argparse.Namespace) -> None:
-    """Load all servers, block by block; the first of each size is a warm-up."""
+    """Load all servers, and give each its turns."""
     await asyncio.gather(*(wait_for(server) for server in servers.values()))
     rows: list[dict[str, Any]] = []
-    for block, requests in product(range(-1, arguments.blocks), arguments.requests):
-        for mode in random.Random(block).sample(list(servers), len(servers)):
-            change = await load(servers[mode].base, requests, block, arguments)
-            if block >= 0:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(limits=limits, timeout=3600) as client:
+        for requests in arguments.requests:
+            async for row in turns(client, servers, requests, arguments):
+                rows.append(row)
+                table = pd.DataFrame(rows)
+                table.to_csv(arguments.output / "in_flight.csv", index=False, float_format="%.6g")
+                if row["block"] > 1 and len(rows) % len(servers) == 0:
+                    print(row["block"], summary(table), sep="\n", flush=True)
+
+
+async def turns(
+    client: httpx.AsyncClient,
+    servers: dict[str, Server],
+    requests: int,
+    arguments: argparse.Namespace,
+) -> AsyncIterator[dict[str, Any]]:
+    """Rows of one size, turn by turn; each server first has --ramp seconds that do not count."""
+    bases = {mode: server.base for mode, server in servers.items()}
+    await asyncio.gather(*(pause(client, base) for base in bases.values()))
+    async with AsyncExitStack() as load:
+        streams: list[asyncio.Task[None]] = []
+        for base in bases.values():
+            streams += await load.enter_async_context(loaded(client, base, requests, arguments))
+        for base in bases.values():
+            await turn(client, base, arguments.ramp)
+        for block in range(arguments.blocks):
+            for mode in random.Random(block).sample(list(bases), len(bases)):
+                change = await turn(client, bases[mode], arguments.seconds)
+                failed = [task.exception() for task in streams if task.done()]
+                assert not failed, failed
                 place = {"pair": arguments.pair, "requests": requests, "mode": mode, "block": block}
-                rows.append(row_of(place, change))
-        if rows:
-            table = pd.DataFrame(rows)
-            table.to_csv(arguments.output / "in_flight.csv", index=False, float_format="%.6g")
-            if block > 1:
-                print(block, summary(table), sep="\n", flush=True)
+                yield row_of(place, change)
+    for base in bases.values():
+        (await client.post(f"{base}/resume")).raise_for_status()
 
 
 def main() -> None:
@@ -204,9 +239,9 @@ def main() -> None:
     parser.add_argument("--pair", default="llama-3b-shape")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["stock", "stage"])
     parser.add_argument("--requests", type=int, nargs="+", default=[64], help="in flight")
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--ramp", type=float, default=2.0, help="seconds before those counted")
-    parser.add_argument("--seconds", type=float, default=8.0, help="counted in a block")
+    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--ramp", type=float, default=5.0, help="seconds before the first turn")
+    parser.add_argument("--seconds", type=float, default=3.0, help="counted in a turn")
     parser.add_argument("--input", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=768, help="to generate, on average")
     parser.add_argument("--port", type=int, default=8123, help="of the first server")

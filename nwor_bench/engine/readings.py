@@ -115,6 +115,14 @@ def disagreement(tables: Sequence[WindowTable]) -> str | None:
     return None
 
 
+def _counted(fact: Any) -> Any:
+    """A rank's fact without what each measures for itself: seconds and bytes of its graphs."""
+    if not isinstance(fact, dict):
+        return fact
+    measured = ("_s", "_us", "_bytes")
+    return {name: part for name, part in fact.items() if not name.endswith(measured)}
+
+
 def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
     """The first rank's facts, and the facts that each rank has for itself.
 
@@ -124,7 +132,7 @@ def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
     first = statuses[0]
     for rank, status in enumerate(statuses):
         for name in first.keys() - {"device"}:
-            if status[name] != first[name]:
+            if _counted(status[name]) != _counted(first[name]):
                 raise EngineError.at(
                     f"rank {rank} has {name}",
                     f"{status[name]!r}, rank 0 {first[name]!r}: ranks that differ cannot be "

@@ -84,6 +84,20 @@ def test_ranks_that_differ_in_what_they_must_share_are_refused(name, value):
         common_status([STATUS, {**STATUS, name: value}])
 
 
+GRAPHS = {"stage_window_sizes": [5, 40], "stage_memory_bytes": 73400320, "sham_capture_s": 1.5}
+
+
+def test_ranks_may_differ_in_what_their_graphs_took():
+    """Two H100s did, and no sweep with two ranks and full graphs started."""
+    first = {**STATUS, "cuda_graphs": GRAPHS}
+    taken = {"stage_memory_bytes": 85983232, "sham_capture_s": 1.6, "attention_us": {"40": 9.1}}
+    status = to_json(common_status([first, {**STATUS, "cuda_graphs": GRAPHS | taken}]))
+    assert status["cuda_graphs"] == GRAPHS
+    fewer = {**STATUS, "cuda_graphs": GRAPHS | {"stage_window_sizes": [40]}}
+    with refused("rank 1 has cuda_graphs", EngineError, value=fewer["cuda_graphs"]):
+        common_status([first, fewer])
+
+
 def kept(*ranks: dict[str, Any]) -> Kept:
     calls = []
 

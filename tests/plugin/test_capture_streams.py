@@ -56,6 +56,7 @@ class Device:
             monkeypatch.setattr(torch.cuda, name, lambda: None)
         monkeypatch.setattr(cudagraph_utils, "graph_capture", self.vllms)
         monkeypatch.setattr(capture_streams, "_given", capture_streams.WeakSet())
+        monkeypatch.setattr(capture_streams, "_ours", set[int]())
 
     def take(self, device: torch.device) -> Stream:
         assert device == GPU
@@ -185,3 +186,14 @@ def test_a_stream_serves_again_only_when_nobody_holds_it(device: Device) -> None
 def test_a_stream_with_memory_is_left_to_its_owner(device: Device) -> None:
     device.workspaces = dict.fromkeys(range(POOL - 1), object())
     assert unused_stream(GPU).cuda_stream == POOL - 1
+
+
+def test_memory_that_outlives_a_set_does_not_keep_its_stream(device: Device) -> None:
+    """Each gate has a set of its own; an H100 was left without a stream after some thirty."""
+    for _ in range(3 * POOL):
+        device.workspaces[unused_stream(GPU).cuda_stream] = object()
+        gc.collect()
+    with device.vllms(GPU):
+        stock = Graph(device)
+    held = unused_stream(GPU)
+    assert held != stock.stream

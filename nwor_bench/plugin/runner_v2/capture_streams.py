@@ -26,23 +26,29 @@ POOL = 32
 _given: "WeakSet[Any]" = WeakSet()
 """Streams from `unused_stream` that somebody still holds."""
 
+_ours: set[int] = set()
+"""Handles of all that were ever given."""
+
 
 def unused_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream on which no graph that still exists was captured; its holder keeps it unused.
 
-    Other graphs are found by the memory that was allocated on their streams.
+    Graphs of others are found by the memory that was allocated on their streams. One of ours serves
+    again once nobody holds it: memory on it may outlive its graphs.
 
     Raises:
         RuntimeError: all streams are in use.
     """
     snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    allocated_on = {segment["stream"] for segment in snapshot}
-    for _ in range(POOL):
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        if stream.cuda_stream not in allocated_on and stream not in _given:
-            _given.add(stream)
-            return stream
-    raise RuntimeError(f"all {POOL} streams of {device} are in use: none is left for a CUDA graph")
+    others = {segment["stream"] for segment in snapshot} - _ours
+    streams = [torch.cuda.Stream(device) for _ in range(POOL)]  # type: ignore[no-untyped-call]
+    free = [each for each in streams if each not in _given and each.cuda_stream not in others]
+    if not free:
+        raise RuntimeError(f"all {POOL} streams of {device} are in use: none is left for a graph")
+    stream = min(free, key=lambda each: each.cuda_stream in _ours)
+    _given.add(stream)
+    _ours.add(stream.cuda_stream)
+    return stream
 
 
 @contextmanager

@@ -152,6 +152,27 @@ def test_accepted_counts_that_no_window_has_are_null(triton_device):
     assert_same(case.pages, before)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, -0x7FFFFF, 0x7F800000, -0x800000])
+def test_nan_and_infinity_of_a_state_stay(triton_device, bits):
+    """NaN (one that only low bits tell from infinity, too) and infinity reach all that reads them.
+
+    Every other row of the state is finite in outputs, records and the state that is committed.
+    """
+    case = make_case(11, [3], 3, shape=SMALL, accepted=[1]).to_device(triton_device)
+    state, slots = case.states[0], case.tables[0][0].long()
+    state[slots[0], 1, 5].view(torch.int32)[3] = bits
+    out, records = case.nan_out(torch.float32), case.nan_records()
+    verify_window_triton(case.layer_inputs(0), out, records.layer(0), scale=case.shape.scale)
+    committed = torch.tensor([2], dtype=torch.int32, device=triton_device)
+    StateCommit([state], [0], case.tables, records)(case.accepted, committed)
+    for written in (out[: case.tokens], records.u[0, 0], state[slots[1]].amax(-1)[None]):
+        wrong = ~written.isfinite()
+        assert bool(wrong[:, 1, 5].all())
+        wrong[:, 1, 5] = False
+        assert not bool(wrong.any())
+
+
 SERVED = {"key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128, "window": 5,
           "dtype": torch.bfloat16, "state_dtype": torch.float32}  # fmt: skip
 

@@ -74,6 +74,12 @@ def verify_kernel(
     """
     value_head, request = tl.program_id(1), tl.program_id(2)
     head = value_head // (HV // H)
+    table = state_indices + request.to(tl.int64) * STRIDES[4]
+    state_column = tl.arange(0, triton.next_power_of_2(COLUMNS))
+    # All columns, so that no load of a slot waits for that of `accepted`.
+    slots = tl.load(table + state_column, mask=state_column < COLUMNS, other=0)
+    is_source = state_column == tl.load(accepted + request) - 1
+    slot = tl.sum(tl.where(is_source, slots, 0), 0).to(tl.int64)
     first = tl.load(query_start_loc + request).to(tl.int64)
     length = (tl.load(query_start_loc + request + 1).to(tl.int64) - first).to(tl.int32)
     length = tl.minimum(length, T)
@@ -84,8 +90,6 @@ def verify_kernel(
     token, is_q = column % TOKENS, column >= TOKENS
     known = token < length
     is_u, is_o = known & (column < TOKENS), known & is_q
-    table = state_indices + request.to(tl.int64) * STRIDES[4]
-    slot = _slot(table, tl.load(accepted + request), COLUMNS)
     if rings is not None:
         own = tl.maximum(tl.load(rings + request), 0).to(tl.int64)
         live = tl.minimum(tl.load(cursors + 2 * own), _RECORD_ROWS - T)  # never past the ring
@@ -99,19 +103,16 @@ def verify_kernel(
         return
     in_head = state + slot * STATE_STRIDES[0] + value_head * STATE_STRIDES[1]
     mixed_at = mixed + (first + token) * STRIDES[0]
-    kq_at = mixed_at + head * K + tl.where(is_q, 0, H * K)
+    kq_at = mixed_at + (head + (1 - column // TOKENS) * H) * K  # multiples of K: wide loads
     v_at = mixed_at + 2 * H * K + value_head * V
-    v = tl.load(v_at[None, :] + v_row[:, None], mask=is_u[None, :], other=0.0).to(tl.float32)
-
+    # Loaded here, used behind the loop: nothing that waits stands before the state's loads.
+    v = tl.load(v_at[None, :] + v_row[:, None], mask=is_u[None, :], other=0.0)
     g_token = tl.arange(0, TOKENS)
     g_at = a + (first + g_token) * STRIDES[1] + value_head
-    x = tl.load(g_at, mask=g_token < length, other=0.0).to(tl.float32)
-    x += tl.load(dt_bias + value_head).to(tl.float32)
-    softplus = tl.where(x <= 20.0, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))), x)
-    g = -tl.exp(tl.load(A_log + value_head).to(tl.float32)) * softplus
-    g = tl.where(g_token < length, g, 0.0)
+    x = tl.load(g_at, mask=g_token < length, other=0.0)
+    bias, log_rate = tl.load(dt_bias + value_head), tl.load(A_log + value_head)
     beta_at = b + (first + token) * STRIDES[2] + value_head
-    beta = tl.sigmoid(tl.load(beta_at, mask=known, other=0.0).to(tl.float32))
+    beta = tl.load(beta_at, mask=known, other=0.0)
 
     row = tl.arange(0, _RECORD_ROWS)
     first_line = request.to(tl.int64) * T if rings is None else own * _RECORD_ROWS + live
@@ -142,20 +143,28 @@ def verify_kernel(
         wide_kq = kq.to(tl.float32)
         squares += tl.sum(wide_kq * wide_kq, 1)
         columns = tl.trans(kq)
-        w = _product(s.to(tl.float32), columns, w, PARTS, DOT)
         keys = kq  # 16 rows, of which those of q are not used
         if TOKENS > 8:
             key_at = mixed + (first + row) * STRIDES[0] + (H + head) * K
             kept = (row < length)[:, None]
             keys = tl.load(key_at[:, None] + k_lane[None, :], mask=kept, other=0.0)
         products = _dot(keys, columns, products, DOT)
+        # Last, so that Triton solves for w in this product's layout.
+        w = _product(s.to(tl.float32), columns, w, PARTS, DOT)
 
     if rings is not None:
         w = w * tl.exp(tl.sum(g_ring, 0)) + by_ring
+    if gate is not None:
+        gate_at = gate + (first + token) * STRIDES[5] + value_head * V
+        z = tl.load(gate_at[None, :] + v_row[:, None], mask=is_o[None, :], other=0.0)
+    x = x.to(tl.float32) + bias.to(tl.float32)
+    softplus = tl.where(x <= 20.0, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))), x)
+    g = tl.where(g_token < length, -tl.exp(log_rate.to(tl.float32)) * softplus, 0.0)
+    beta = tl.sigmoid(beta.to(tl.float32))
     over_length = tl.rsqrt(squares + _NORM_EPS)
     factor = over_length * tl.where(is_q, SCALE, -beta)
     decay = tl.sum(tl.where(g_token[None, :] <= token[:, None], g[None, :], 0.0), 1)
-    w = w * (tl.exp(decay) * factor)[None, :] + v * beta[None, :]
+    w = w * (tl.exp(decay) * factor)[None, :] + v.to(tl.float32) * beta[None, :]
     row_decay = tl.sum(tl.where(g_token[None, :] <= row[:, None], g[None, :], 0.0), 1)
     later = token[None, :] + is_q.to(tl.int32)[None, :] > row[:, None]
     since = tl.where(later, decay[None, :] - row_decay[:, None], 0.0)
@@ -189,8 +198,6 @@ def verify_kernel(
     if gate is not None:  # the whole of V is in this program
         rounded = w.to(out.dtype.element_ty).to(tl.float32)
         root = tl.rsqrt(tl.sum(rounded * rounded, 0) / V + EPS)
-        gate_at = gate + (first + token) * STRIDES[5] + value_head * V
-        z = tl.load(gate_at[None, :] + v_row[:, None], mask=is_o[None, :], other=0.0)
         z = z.to(tl.float32)
         activated = tl.sigmoid(z) if SIGMOID else z * tl.sigmoid(z)
         weight = tl.load(norm_weight + v_row).to(tl.float32)
@@ -310,10 +317,17 @@ def _slot(table, count, columns):
 
 @triton.jit
 def _product(wide, narrow, total, PARTS: tl.constexpr, DOT: tl.constexpr):
-    """total + wide @ narrow, with `wide` in float32 taken as a sum of PARTS bfloat16."""
+    """total + wide @ narrow, with `wide` in float32 taken as a sum of PARTS bfloat16.
+
+    Each part is the upper half of the bits left: 8 of 24 significant bits, at a mask's price; GPUs
+    convert to bfloat16 slowly. NaN and infinity give NaN.
+    """
+    if PARTS == 1:
+        return _dot(wide.to(tl.bfloat16), narrow, total, DOT)
     for _ in tl.static_range(PARTS):
-        part = wide.to(tl.bfloat16)
-        wide -= part.to(tl.float32)
+        upper = wide.to(tl.uint32, bitcast=True) >> 16
+        wide -= (upper << 16).to(tl.float32, bitcast=True)
+        part = upper.to(tl.uint16).to(tl.bfloat16, bitcast=True)
         total = _dot(part, narrow, total, DOT)
     return total
 

@@ -82,6 +82,10 @@ def verify_window_triton(
     key_heads, window = records.k.shape[2], rings.window if rings else records.u.shape[1]
     rows = value_dim if norm else min(value_dim, 64)
     tokens = 8 if window <= 8 else 16
+    wide = state.dtype is torch.float32
+    options = {"num_warps": 4, "num_stages": 4 if wide else 3}
+    if wide and norm and not write_states:
+        options["maxnreg"] = 128  # room for four programs; one that writes states needs more
     gate, weight = (norm.gate, norm.weight) if norm else (None, None)
     strided = (*inputs[:3], out, state_indices, out if gate is None else gate)
     constants = {
@@ -98,7 +102,7 @@ def verify_window_triton(
         "COLUMNS": state_indices.shape[1],
         "TOKENS": tokens,
         "ROWS": rows,
-        "KEYS": min(key_dim, _keys_at_once(state.dtype, 2 * tokens * rows)),
+        "KEYS": min(key_dim, 16 if wide else 64),
         "PARTS": STATE_PARTS[state.dtype],
         "DOT": _dot_precision(inputs.mixed),
         "WRITES_STATES": write_states,
@@ -106,15 +110,7 @@ def verify_window_triton(
     grid = (value_dim // rows, value_heads, state_indices.shape[0])
     held = rings[:2] if rings else (None, None)
     arguments = (*inputs, out, *records, gate, weight, *held)
-    # A ring and float32 states: three programs a multiprocessor instead of two, timed to be faster.
-    most = {"maxnreg": 168} if rings and state.dtype is torch.float32 else {}
-    _verify_launches(grid, arguments, constants, num_warps=4, num_stages=3, **most)
-
-
-def _keys_at_once(dtype: torch.dtype, accumulated: int) -> int:
-    """Columns of a state that a step of the verify's loop reads: the fastest on an H200. A float32
-    state is split in registers, of which `accumulated` numbers of a program leave fewer."""
-    return 32 if dtype is torch.float32 and accumulated > 1024 else 64
+    _verify_launches(grid, arguments, constants, **options)
 
 
 class StateCommit:

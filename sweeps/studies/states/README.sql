@@ -1,16 +1,24 @@
 -- Fills the page of the same name: see sweeps/studies/tables.py.
 
--- view kernels_
-SELECT cache_dtype AS states, requests, drafts, max(CASE WHEN implementation = 'nwor' THEN time_us END) AS ours,
+-- view each_run
+SELECT gpu, form, cache_dtype AS states, requests, drafts, max(CASE WHEN implementation = 'nwor' THEN time_us END) AS ours,
   max(CASE WHEN implementation = 'nwor_norm' THEN time_us END) AS normed,
   max(CASE WHEN implementation = 'control' THEN time_us END) AS control,
   max(CASE WHEN implementation = 'vllm_triton' THEN time_us END) AS triton,
   max(CASE WHEN implementation = 'vllm_cuda' THEN time_us END) AS cuda
-FROM kernels GROUP BY cache_dtype, requests, drafts;
+FROM kernels GROUP BY gpu, form, cache_dtype, requests, drafts;
+
+-- view kernels_
+SELECT own.*, old.ours AS ours_before, old.normed AS normed_before, old.control AS control_before
+FROM each_run AS own JOIN each_run AS old USING (gpu, states, requests, drafts)
+WHERE own.form = 'early, cut3' AND old.form = 'before';
 
 -- values
 SELECT fmt('{:.2f} to {:.2f}', min(ours / triton), max(ours / triton)) AS triton,
-  fmt('{:.2f} to {:.2f}', min(normed / cuda), max(normed / cuda)) AS cuda FROM kernels_;
+  fmt('{:.2f} to {:.2f}', min(normed / cuda), max(normed / cuda)) AS cuda,
+  fmt('{:.2f} to {:.2f}', min(ours / ours_before), max(ours / ours_before)) AS bare_now,
+  fmt('{:.2f} to {:.2f}', min(normed / normed_before), max(normed / normed_before)) AS norm_now,
+  fmt('{:.2f} to {:.2f}', min(control / control_before), max(control / control_before)) AS control_now FROM kernels_;
 
 -- view timed
 SELECT *, requests AS n, drafts AS k, cell, device_ms AS step, work_ms AS work, forward_ms AS forward,
@@ -39,7 +47,8 @@ SELECT fmt('{:.3f}', max(CASE WHEN bits = 'bf16' AND n = 1 THEN ratio_to_off END
 FROM dense;
 
 -- values
-SELECT fmt('{:.1f}', 2e-3 * cuda) AS nets, fmt('{:.1f}', 2e-3 * normed) AS ours FROM kernels_ WHERE states = 'f32' AND requests = 32;
+SELECT fmt('{:.1f}', 2e-3 * cuda) AS nets, fmt('{:.1f}', 2e-3 * normed) AS ours FROM each_run
+WHERE gpu = 'H200' AND states = 'f32' AND requests = 32;
 
 -- values
 SELECT fmt('{:.3f} and {:.3f}', max(CASE n WHEN 8 THEN ratio_to_off END), max(CASE n WHEN 32 THEN ratio_to_off END)) AS next,
@@ -61,7 +70,8 @@ FROM dram WHERE nwor_mode = 'stage';
 -- table kernels
 SELECT states, requests || 'x' || drafts AS window, fmt('{:,.0f}', ours) AS ours, fmt('{:,.0f}', triton) AS "vLLM, Triton",
   fmt('{:.2f}', ours / triton) AS ratio, fmt('{:,.0f}', normed) AS "ours with norm", fmt('{:,.0f}', cuda) AS "vLLM, CUDA",
-  fmt('{:.2f}', normed / cuda) AS "ratio ", fmt('{:,.0f}', control) AS control
+  fmt('{:.2f}', normed / cuda) AS "ratio ", fmt('{:,.0f}', control) AS control, fmt('{:,.0f}', ours_before) AS "ours before",
+  fmt('{:,.0f}', normed_before) AS "with norm before"
 FROM kernels_ ORDER BY states DESC, requests;
 
 -- table engine
@@ -102,6 +112,26 @@ SELECT k, requests, fmt('{:.2f}', step) AS step, fmt('{:.2f}', "commit") AS "com
   fmt('{:+.1f}', 100 * saved / step) AS "% of the step ", fmt('{:+.1f}', 100 * saved / work) AS "% of the work "
 FROM fusing ORDER BY k, requests;
 
+-- values
+SELECT fmt('{:.2f} to {:.2f}', min(CASE WHEN requests > 1 THEN verify END), max(CASE WHEN requests > 1 THEN verify END)) AS own_verify,
+  fmt('{:.2f} to {:.2f}', min(CASE WHEN requests > 1 THEN both END), max(CASE WHEN requests > 1 THEN both END)) AS own_both,
+  fmt('{:.2f}', max(CASE WHEN requests = 1 THEN both END)) AS own_one
+FROM (SELECT requests, ring_verify_5_live_us / verify_us AS verify,
+  (ring_verify_5_live_us + ring_commit_20_full_us) / (verify_us + commit_us) AS both FROM own_rings);
+
+-- table own_rings
+SELECT states, requests || 'x' || drafts AS window, fmt('{:.1f}', verify_us) AS verify, fmt('{:.1f}', commit_us) AS "commit",
+  fmt('{:.1f}', ring_verify_5_live_us) AS "ring, verify", fmt('{:.1f}', ring_commit_20_full_us) AS "ring, commit",
+  fmt('{:.2f}', (ring_verify_5_live_us + ring_commit_20_full_us) / (verify_us + commit_us)) AS ratio
+FROM own_rings ORDER BY states DESC, drafts, requests;
+
+-- values
+SELECT fmt('{:.2f} [{:.2f}, {:.2f}]', median(rings.s / slot.s), median_low(rings.s / slot.s), median_high(rings.s / slot.s)) AS engine_rings,
+  fmt('{:.2f} [{:.2f}, {:.2f}]', median(again.s / slot.s), median_low(again.s / slot.s), median_high(again.s / slot.s)) AS engine_again,
+  count(*) AS engine_rounds, fmt('{:.0f} to {:.0f}', min(32e3 * rings.s / rings.drafts), max(32e3 * rings.s / rings.drafts)) AS engine_window
+FROM engines AS rings JOIN engines AS slot USING (round) JOIN engines AS again USING (round)
+WHERE rings.engine = 'rings' AND slot.engine = 'slot' AND again.engine = 'slot again';
+
 -- view rings
 SELECT model, states, requests, drafts, max(us_layer * (name = 'today')) AS verify, max(us_layer * (name = 'commit')) AS writing,
   max(us_layer * (name = CASE states WHEN 'f32' THEN 'before maxnreg 168' ELSE 'before' END)) AS ring,
@@ -113,17 +143,21 @@ FROM lazy GROUP BY 1, 2, 3, 4;
 SELECT fmt('{:.2f} to {:.2f}', min((ring + flush) / (verify + writing)), max((ring + flush) / (verify + writing))) AS ring_both,
   fmt('{:.2f} to {:.2f}', min(ring / verify), max(ring / verify)) AS ring_verify FROM rings WHERE requests > 1;
 
+-- values
+SELECT fmt('{:.2f}', max(CASE WHEN own.requests = 32 THEN own.verify_us / copied END)) AS copy_32, fmt('{:.2f}', max(CASE WHEN own.requests = 128 THEN own.verify_us / copied END)) AS copy_128
+FROM own_rings AS own JOIN rings USING (requests, drafts) WHERE model = '27B' AND rings.states = 'f32' AND own.states = 'float32' AND drafts = 4;
+
 -- table rings
 SELECT model, states, requests || 'x' || drafts AS window, fmt('{:.1f}', verify) AS verify, fmt('{:.1f}', writing) AS "commit", fmt('{:.1f}', ring) AS "ring, verify",
   fmt('{:.1f}', flush) AS "ring, commit", fmt('{:.2f}', (ring + flush) / (verify + writing)) AS ratio, fmt('{:.1f}', stock) AS "vLLM, CUDA", fmt('{:.1f}', copied) AS "a copy"
 FROM rings ORDER BY model, states DESC, drafts, requests;
 
 -- values
-SELECT fmt('{:.0f}', 100 * max(CASE variant WHEN 'today' THEN stall_long_scoreboard / stalls END)) AS waits_memory,
-  fmt('{:.0f}', 100 * max(CASE variant WHEN 'today' THEN (stall_barrier + stall_short_scoreboard) / stalls END)) AS waits_others,
-  fmt('{:.0f}', max(CASE variant WHEN 'today' THEN tensor_pipe END)) AS tensor_busy,
-  fmt('{:.0f}', max(CASE variant WHEN 'today' THEN dram_of_peak END)) AS of_peak,
-  fmt('{:.2f}', max(CASE variant WHEN 'early, cut3' THEN us END) / max(CASE variant WHEN 'today' THEN us END)) AS early_cut
+SELECT fmt('{:.0f}', 100 * max(CASE variant WHEN 'before' THEN stall_long_scoreboard / stalls END)) AS waits_memory,
+  fmt('{:.0f}', 100 * max(CASE variant WHEN 'before' THEN (stall_barrier + stall_short_scoreboard) / stalls END)) AS waits_others,
+  fmt('{:.0f}', max(CASE variant WHEN 'before' THEN tensor_pipe END)) AS tensor_busy,
+  fmt('{:.0f}', max(CASE variant WHEN 'before' THEN dram_of_peak END)) AS of_peak,
+  fmt('{:.2f}', max(CASE variant WHEN 'early, cut3' THEN us END) / max(CASE variant WHEN 'before' THEN us END)) AS early_cut
 FROM verify;
 
 -- table verify

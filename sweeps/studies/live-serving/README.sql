@@ -109,11 +109,18 @@ FROM loads WHERE machine = 'cpu' GROUP BY load, place;
 SELECT own.*, own.tokens_per_s / stock.tokens_per_s AS speed, own.tpot_ms / stock.tpot_ms AS tpot
 FROM in_flight AS own JOIN in_flight AS stock USING (pair, requests, block) WHERE stock.mode = 'stock';
 
+-- view servers
+SELECT pair, requests, fmt('{:.3f} [{:.3f}, {:.3f}]', median(speed), median_low(speed), median_high(speed)) AS said,
+  fmt('{:.0f}', median(1e3 * s / windows)) AS window, fmt('{:.0f}', 100.0 * sum(beside_prefill) / sum(windows)) AS direct
+FROM in_flight_pairs WHERE mode = 'stage' GROUP BY pair, requests;
+
 -- values
 SELECT max(CASE pair WHEN 'llama-3b-shape' THEN said END) AS server_3b, max(CASE pair WHEN 'qwen3.5-quarter-shape' THEN said END) AS server_hybrid,
-  fmt('{:.0f}', max(CASE pair WHEN 'llama-3b-shape' THEN window END)) AS window_3b
-FROM (SELECT pair, fmt('{:.2f} [{:.2f}, {:.2f}]', median(speed), median_low(speed), median_high(speed)) AS said, median(1e3 * s / windows) AS window
-  FROM in_flight_pairs WHERE mode = 'stage' GROUP BY pair);
+  max(CASE pair WHEN 'llama-3b-shape' THEN window END) AS window_3b,
+  max(CASE WHEN pair = 'llama-8b-shape' AND requests = 64 THEN said END) AS server_64, max(CASE WHEN pair = 'llama-8b-shape' AND requests = 256 THEN said END) AS server_256,
+  max(CASE WHEN pair = 'llama-8b-shape' AND requests = 64 THEN direct END) AS direct_64, max(CASE WHEN pair = 'llama-8b-shape' AND requests = 256 THEN direct END) AS direct_256,
+  max(CASE WHEN pair = 'llama-8b-shape' AND requests = 64 THEN window END) AS window_64, max(CASE WHEN pair = 'llama-8b-shape' AND requests = 256 THEN window END) AS window_256
+FROM servers;
 
 -- table always_in_flight
 SELECT replace(pair, '-shape', '') AS model, requests AS "in flight", mode, count(*) AS blocks,

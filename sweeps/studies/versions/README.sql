@@ -22,10 +22,11 @@ SELECT count(*) / 2 AS rows, sum(verdict = 'FASTER' AND old) AS faster_old, sum(
 FROM staged WHERE twice;
 
 -- values
-SELECT min(ready_gate) AS ready,
+SELECT fmt('{:.0f}', min(ready_gate)) AS ready,
   fmt('{:.1f}', max(CASE WHEN compilation = 'default' AND pair = 'llama-3b-shape' AND requests = 8 THEN 100 * (1 - work_ratio) END)) AS compiled,
   max(CASE WHEN compilation = 'default' AND pair = 'llama-3b-shape' AND requests = 8 THEN step END) AS compiled_step,
-  max(CASE WHEN compilation = 'default' AND pair = 'llama-3b-shape' AND requests = 64 THEN fmt('{:.1f}', 100 * (1 - work_ms / off_work)) END) AS compiled64,
+  max(CASE WHEN compilation = 'default' AND pair = 'llama-3b-shape' AND requests = 64 THEN fmt('{:.1f}', 100 * (1 - work_ratio)) END) AS compiled64,
+  max(CASE WHEN compilation = 'default' AND pair = 'llama-3b-shape' AND requests = 64 THEN step END) AS compiled64_step,
   fmt('{:.1f}', max(CASE WHEN pair = 'qwen3.5-quarter-shape' THEN 100 * (1 - work_ratio) END)) AS hybrid,
   fmt('{:.1f} +- {:.1f}', max(CASE WHEN pair = 'smollm2' THEN 100 * (1 - work_ratio) END),
     max(CASE WHEN pair = 'smollm2' THEN 50 * (work_ratio_ci_high - work_ratio_ci_low) END)) AS real
@@ -45,3 +46,9 @@ FROM (SELECT (stage_memory_bytes + control_memory_bytes + sham_memory_bytes) / 1
 SELECT "commit", streams, shapes AS sizes, fmt('{:,.0f}', stage_memory_bytes / 1e6) AS "stage, MB",
   fmt('{:,.0f}', control_memory_bytes / 1e6) AS "control, MB", fmt('{:,.0f}', sham_memory_bytes / 1e6) AS "A/A, MB",
   fmt('{:.1f}', sham_capture_s) AS "captures of A/A, s", gates_passed AS "gates passed", died FROM graphs;
+
+-- values
+SELECT sum(passed) AS tests_passed, sum(failed) AS tests_failed FROM tests;
+
+-- table tests
+SELECT tests, passed, failed, not_reached AS "not reached", coalesce(why, '') AS why FROM tests;

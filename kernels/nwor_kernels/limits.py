@@ -1,9 +1,12 @@
-"""Sizes that the attention kernels take. Imports nothing, so a prediction can ask too."""
+"""Sizes that the kernels take. Imports nothing, so a prediction can ask too."""
 
 MAX_QUERY_LEN = 16
 """Longest window: k = 15 drafts and the certain first token."""
 
 MAX_HEAD_DIM = 512
+
+RECORD_ROWS = 16
+"""Gated delta nets: most tokens of a window, rows of a ring. Tensor cores multiply 16 at least."""
 
 
 def unsupported_heads(*dims: int) -> str | None:

@@ -24,6 +24,7 @@ from nwor_bench.models.config_reader import (
     listed_kinds,
     recurrent_word,
 )
+from nwor_kernels.limits import RECORD_ROWS
 
 STAGED_KINDS = ("gated delta net",)
 """States that mode stage writes once a window; those of other kinds stay as stock writes them."""
@@ -105,6 +106,15 @@ class RecurrentLayers:
         slots = draft_tokens + 1 if slots is None else slots
         return self.count * slots * self.page_bytes(draft_tokens, ranks)
 
+    def record_bytes(self, ranks: int = 1) -> float:
+        """Bytes of one token's records in all layers."""
+        return self.count * self.state.record_bits / 8 / ranks
+
+    def ring_bytes(self, draft_tokens: int, ranks: int = 1) -> float:
+        """Bytes of a request's ring of records; 0 if it can have none."""
+        fits = self.state.kind in STAGED_KINDS and draft_tokens + 1 <= RECORD_ROWS
+        return RECORD_ROWS * self.record_bytes(ranks) if fits else 0
+
     def moved(self, requests: int, draft_tokens: int, ranks: int = 1) -> Moved:
         """Bytes that stock vLLM moves in one step, the convolution's inputs included."""
         one, column = self.state.state_bytes(ranks), self.state.conv_column_bytes(ranks)
@@ -117,7 +127,7 @@ class RecurrentLayers:
     def staged(self, requests: int, draft_tokens: int, accepted: float, ranks: int = 1) -> Moved:
         """Bytes that a staged step moves, its commit included; `accepted`: of all requests."""
         stock = self.moved(requests, draft_tokens, ranks)
-        state, record = self.state_bytes(ranks), self.count * self.state.record_bits / 8 / ranks
+        state, record = self.state_bytes(ranks), self.record_bytes(ranks)
         more = added_by_staging(state, record, requests, requests * draft_tokens, accepted)
         return Moved(stock.read + more.read, stock.written + more.written)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.errors import EngineError
-from nwor_bench.records.state_slots import STATE_RINGS, one_slot
+from nwor_bench.records.state_slots import has_rings, one_slot
 from nwor_kernels.gated_delta.records import RECORD_ROWS, RecordRings
 
 RINGS = "rings of states' records"
@@ -23,8 +23,7 @@ RINGS = "rings of states' records"
 def slots_of(runner: Any, window: int, requests: int) -> dict[str, Any]:
     """`WindowStates`' arguments that an engine's additional_config decides."""
     config = runner.vllm_config.additional_config
-    asked = one_slot(config) and STATE_RINGS in config
-    rings = StateRings(requests, window, runner.device) if asked else None
+    rings = StateRings(requests, window, runner.device) if has_rings(config) else None
     return {"one_slot": one_slot(config), "rings": rings}
 
 

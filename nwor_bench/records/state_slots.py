@@ -10,12 +10,13 @@ from typing import Any
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.records.cell import ADAPTIVE_VERIFICATION, NworMode
+from nwor_kernels.limits import RECORD_ROWS
 
 STATE_SLOTS = "nwor_state_slots"
 """Entry of vLLM's additional_config."""
 
-STATE_RINGS = "nwor_state_rings"
-"""Entry beside it: records of committed tokens stay in rings; a full ring's state is written."""
+STATE_RINGS, RINGS_BY_DEFAULT = "nwor_state_rings", 0
+"""Entry beside it. 1: committed tokens' records stay in rings, a full ring's state is written."""
 
 ADDITIONAL = "additional_config"
 """vLLM's argument."""
@@ -24,9 +25,14 @@ FIELD = f"{ADDITIONAL}: {STATE_SLOTS}"
 
 
 def one_slot(additional_config: Any) -> bool:
-    """True if this additional_config of vLLM asks for one state slot a request, or for rings."""
+    """True if this additional_config of vLLM asks for one state slot a request, or names rings."""
     asked = additional_config if isinstance(additional_config, Mapping) else ()
     return STATE_SLOTS in asked or STATE_RINGS in asked
+
+
+def has_rings(additional_config: Any) -> bool:
+    """True if an engine with this additional_config keeps records in rings."""
+    return one_slot(additional_config) and additional_config.get(STATE_RINGS, RINGS_BY_DEFAULT) == 1
 
 
 def check_one_slot(config: Any, nwor_mode: str) -> None:
@@ -36,9 +42,11 @@ def check_one_slot(config: Any, nwor_mode: str) -> None:
         config: vLLM's VllmConfig, with the switch.
         nwor_mode: VLLM_NWOR_MODE of the engine.
     """
-    value, rings = (config.additional_config.get(n, 1) for n in (STATE_SLOTS, STATE_RINGS))
-    if STATE_SLOTS not in config.additional_config or type(rings) is not int or rings != 1:
-        remedy = f"write 1 beside {STATE_SLOTS}: 1, or leave it out"
+    asked, window = config.additional_config, config.num_speculative_tokens + 1
+    value, rings = asked.get(STATE_SLOTS), asked.get(STATE_RINGS, RINGS_BY_DEFAULT)
+    is_known = type(rings) is int and rings in (0, 1)
+    if STATE_SLOTS not in asked or not is_known or rings * window > RECORD_ROWS:
+        remedy = f"write 0, or 1 for windows of at most {RECORD_ROWS} tokens, beside {STATE_SLOTS}"
         raise ConfigError.for_field(f"{ADDITIONAL}: {STATE_RINGS}", rings, remedy)
     if type(value) is not int or value != 1:
         raise ConfigError.for_field(FIELD, value, "write 1, or leave it out")

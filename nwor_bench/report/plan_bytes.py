@@ -12,7 +12,7 @@ from nwor_bench.models.byte_model import (
 )
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
-from nwor_bench.records.state_slots import STATE_SLOTS
+from nwor_bench.records.state_slots import STATE_RINGS, STATE_SLOTS
 from nwor_bench.report.document import Paragraph, Section, Table, table
 from nwor_bench.report.text import plural, size
 from nwor_bench.report.text import two_digits as percent
@@ -161,7 +161,7 @@ def _states_section(model: ByteModel, states: RecurrentLayers, load: Workload) -
             Paragraph(
                 f"vLLM reserves {_reserved(model, states, load, load.draft_tokens + 1)} of states "
                 f"a request, {load.draft_tokens + 1} slots a layer; one slot takes "
-                f"{_reserved(model, states, load, 1)}. {_one_slot(states)}"
+                f"{_reserved(model, states, load, 1)}. {_one_slot(states, load)}"
             ),
         ),
     )
@@ -171,14 +171,15 @@ def _reserved(model: ByteModel, states: RecurrentLayers, load: Workload, slots: 
     return size(round(reserved_states(model, states, load, slots)))
 
 
-def _one_slot(states: RecurrentLayers) -> str:
+def _one_slot(states: RecurrentLayers, load: Workload) -> str:
     """How to get an engine with one slot."""
     if states.state.kind not in STAGED_KINDS:
         return f"One slot is not built for {states.state.kind}."
-    switch = f'{{"{STATE_SLOTS}": 1}}'
+    switch, ring = f'{{"{STATE_SLOTS}": 1}}', states.ring_bytes(load.draft_tokens, load.ranks)
+    more = f' A ring of records ("{STATE_RINGS}": 1) takes {size(round(ring))} more.'
     return (
         f"For 1 slot write VLLM_NWOR_MODE=stage vllm serve ... --additional-config '{switch}' "
-        "--no-enable-prefix-caching: every window is then staged."
+        f"--no-enable-prefix-caching: every window is then staged.{more if ring else ''}"
     )
 
 
@@ -228,4 +229,5 @@ def _state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> 
         "reserved_slots_per_request": slots,
         "reserved_bytes_per_request": reserved[0],
         "one_slot_bytes_per_request": reserved[1],
+        "ring_bytes_per_request": states.ring_bytes(load.draft_tokens, load.ranks),
     }

@@ -98,6 +98,7 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     share = told["predicted_bytes_written"] / (told["predicted_bytes_written"] + rows)
     assert told["predicted_share_of_writes"] == pytest.approx(share)
     assert told["reserved_bytes_per_request"] == 5 * told["one_slot_bytes_per_request"]
+    assert told["ring_bytes_per_request"] == 16 * record
 
 
 def test_one_attention_layer_among_recurrent_ones_is_one_layer(plan: Run) -> None:

@@ -139,6 +139,18 @@ def test_records_of_one_token(name: str, size: int) -> None:
     assert more.written - fewer.written == layers.count * (size + column)
 
 
+@pytest.mark.parametrize(
+    ("name", "drafts", "rows"),
+    [("Qwen3.5-27B", 4, 16), ("Qwen3.5-27B", 15, 16), ("Qwen3.5-27B", 16, 0),
+     ("Kimi-Linear-48B-A3B", 4, 0), ("Nemotron-H-56B", 4, 0)],
+)  # fmt: skip
+def test_bytes_of_a_requests_ring_of_records(name: str, drafts: int, rows: int) -> None:
+    """None if its windows are too long, or its states are not staged."""
+    layers = recurrent(name)
+    assert layers.ring_bytes(drafts) == layers.count * rows * layers.state.record_bits / 8
+    assert layers.ring_bytes(drafts, ranks=2) == layers.ring_bytes(drafts) / 2
+
+
 def test_ranks_share_the_heads() -> None:
     layers = recurrent("Qwen3.5-27B")
     assert layers.staged(1, 4, 2, ranks=4).total == layers.staged(1, 4, 2).total / 4

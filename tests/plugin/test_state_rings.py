@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 from refusals import refused
-from test_state_slots import BESIDE, SWITCH, OneSlot, as_committed, blocks_for_drafts, config_of
+from test_state_slots import (
+    BESIDE,
+    SWITCH,
+    OneSlot,
+    Spec,
+    as_committed,
+    blocks_for_drafts,
+    config_of,
+)
 from test_state_slots import hook as hook  # a fixture
 from test_state_slots import net as net  # a fixture
 from test_window_states import COUNTS, KERNELS, LENGTH, check_committed
@@ -20,14 +28,30 @@ from nwor_kernels.gated_delta.records import RECORD_ROWS
 
 pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
 
-BOTH = {**SWITCH, STATE_RINGS: 1}
+WITH, WITHOUT = {**SWITCH, STATE_RINGS: 1}, {**SWITCH, STATE_RINGS: 0}
 
 
-@pytest.mark.parametrize("value", [{STATE_RINGS: 1}, {**SWITCH, STATE_RINGS: 2}])
-def test_rings_need_one_slot(net: Any, value: dict[str, int]) -> None:
-    with refused(f"{ADDITIONAL}: {STATE_RINGS}", value=value[STATE_RINGS]):
-        blocks_for_drafts(net, config_of(additional_config=value))
-    assert blocks_for_drafts(net, config_of(additional_config=BOTH)) == 0
+@pytest.mark.parametrize(
+    ("asked", "drafts"),
+    [
+        *(({STATE_RINGS: value}, 4) for value in (0, 1)),
+        *(({**SWITCH, STATE_RINGS: value}, 4) for value in (2, -1, True, False, None, "0", [0])),
+        (WITH, RECORD_ROWS),
+    ],
+)
+def test_what_rings_cannot_go_with(net: Any, asked: dict[str, Any], drafts: int) -> None:
+    remedy = "write 0, or 1 for windows of at most 16 tokens, beside nwor_state_slots"
+    config = config_of(additional_config=asked, num_speculative_tokens=drafts)
+    with refused(f"{ADDITIONAL}: {STATE_RINGS}", value=asked[STATE_RINGS], naming=remedy):
+        blocks_for_drafts(net, config, Spec(drafts))
+
+
+@pytest.mark.parametrize("asked", [SWITCH, WITH, WITHOUT])
+def test_windows_of_engines_with_one_slot(net: Any, asked: dict[str, int]) -> None:
+    """Only with rings must they fit in one."""
+    for drafts in (1, RECORD_ROWS - 1, *(() if asked is WITH else (RECORD_ROWS,))):
+        config = config_of(additional_config=asked, num_speculative_tokens=drafts)
+        assert blocks_for_drafts(net, config, Spec(drafts)) == 0
 
 
 def test_an_engine_has_rings_if_it_asks_for_them() -> None:
@@ -35,9 +59,9 @@ def test_an_engine_has_rings_if_it_asks_for_them() -> None:
         vllm = SimpleNamespace(additional_config=config)
         return slots_of(SimpleNamespace(vllm_config=vllm, device=torch.device("cpu")), 5, 3)
 
-    assert [made(each)["one_slot"] for each in (None, {}, SWITCH, BOTH)] == [False, False, True,
-                                                                             True]  # fmt: skip
-    assert [made(each)["rings"] is None for each in (None, SWITCH, BOTH)] == [True, True, False]
+    every = None, {}, SWITCH, WITHOUT, WITH
+    assert [made(each)["one_slot"] for each in every] == [False, False, True, True, True]
+    assert [each for each in every if made(each)["rings"]] == [WITH]
 
 
 def scheduled(**named: Any) -> Any:

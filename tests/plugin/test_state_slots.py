@@ -29,7 +29,7 @@ def config_of(**changes: Any) -> Any:
     """The parts of a VllmConfig that are looked at; `changes` by name, of any part."""
     speculation: dict[str, Any] = {COUNTS_CHANGE: None}
     cache = {"mamba_cache_mode": "none", "use_replayssm": False}
-    own = {"additional_config": SWITCH}
+    own = {"additional_config": SWITCH, "num_speculative_tokens": 4}
     for part in (speculation, cache, own):
         part |= {name: changes[name] for name in part if name in changes}
     return SimpleNamespace(
@@ -37,7 +37,6 @@ def config_of(**changes: Any) -> Any:
         cache_config=SimpleNamespace(**cache),
         speculative_config=changes.get("speculation", SimpleNamespace(**speculation)),
         scheduler_config=SimpleNamespace(max_num_seqs=3),
-        num_speculative_tokens=4,
     )
 
 

@@ -110,13 +110,15 @@ def test_all_rows_are_those_of_the_studies_and_the_readmes_are_some_of_them() ->
 
 def test_the_readmes_servers_and_compiled_window_are_those_of_the_studies() -> None:
     servers = tables.values(STUDIES / "live-serving" / "README.md")
-    ratio, low, high = re.findall(
-        r"[\d.]+", tables.values(STUDIES / "versions" / "README.md")["compiled_step"]
-    )
+    compiled = tables.values(STUDIES / "versions" / "README.md")
     readme = words_of("README.md")
-    window = f"{float(ratio):.3f} [{float(low):.3f}, {float(high):.3f}]"
-    assert f"[{window}](sweeps/studies/versions/" in readme
-    assert f"{servers['server_hybrid']} and {servers['server_3b']} of stock's" in readme
+    at_8, at_64 = (
+        "{:.3f} [{:.3f}, {:.3f}]".format(*map(float, re.findall(r"[\d.]+", compiled[name])))
+        for name in ("compiled_step", "compiled64_step")
+    )
+    assert f"[{at_8}](sweeps/studies/versions/" in readme
+    assert f"and {at_64} at 64." in readme
+    assert f"{servers['server_64']} and {servers['server_256']} of stock's tokens/s" in readme
 
 
 def test_the_readmes_speculation_is_the_studys() -> None:

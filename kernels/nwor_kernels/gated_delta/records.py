@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nwor_kernels.limits import RECORD_ROWS as RECORD_ROWS
+
 
 class WindowRecords(NamedTuple):
     """The updates of a window's tokens: 20.6 KB a token and layer in Qwen3-Next, a state has 1 MiB.
@@ -25,10 +27,6 @@ class WindowRecords(NamedTuple):
     def layer(self, index: int) -> "WindowRecords":
         """The records of one layer: views without the first axis."""
         return WindowRecords(self.u[index], self.k[index], self.g[index])
-
-
-RECORD_ROWS = 16
-"""Most tokens of a window, and rows of a ring: tensor cores multiply 16 rows at least."""
 
 
 class RecordRings(NamedTuple):

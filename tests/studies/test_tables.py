@@ -112,12 +112,9 @@ def test_the_readmes_servers_and_compiled_window_are_those_of_the_studies() -> N
     servers = tables.values(STUDIES / "live-serving" / "README.md")
     compiled = tables.values(STUDIES / "versions" / "README.md")
     readme = words_of("README.md")
-    at_8, at_64 = (
-        "{:.3f} [{:.3f}, {:.3f}]".format(*map(float, re.findall(r"[\d.]+", compiled[name])))
-        for name in ("compiled_step", "compiled64_step")
-    )
-    assert f"[{at_8}](sweeps/studies/versions/" in readme
-    assert f"and {at_64} at 64." in readme
+    ratio, low, high = map(float, re.findall(r"[\d.]+", compiled["compiled_step"]))
+    assert f"[{ratio:.3f} [{low:.3f}, {high:.3f}]](sweeps/studies/versions/" in readme
+    assert f"and {compiled['compiled64_step']} at 64." in readme
     assert f"{servers['server_64']} and {servers['server_256']} of stock's tokens/s" in readme
 
 

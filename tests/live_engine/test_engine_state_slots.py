@@ -75,9 +75,13 @@ def specs(name: str, against: dict[str, Any] = AGAINST, **changes: Any) -> tuple
     return spec.engine_specs[None], spec.engine_specs[Arguments.of(against)]
 
 
-TO_THE_END = [*prompts_of([236]), *PROMPTS[:3]]
-"""The first one's last window has no drafts: its context ends there, beside the others' windows."""
-LENGTHS = [20, 40, 40, 40]
+def to_the_end(engine: VllmEngine) -> tuple[list[list[int]], list[int]]:
+    """Prompts and their tokens: contexts that end beside others' windows, where the last row has no
+    drafts. On a GPU three, since what is accepted before decides; vLLM's CPU kernel has no window
+    shorter than what the one before it accepted."""
+    ends = [236, 237, 238] if on_gpu(engine) else [236]
+    others = 4 - len(ends)
+    return [*prompts_of(ends), *PROMPTS[:others]], [256 - end for end in ends] + [40] * others
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Stock:
 
     told: tuple[GreedyOutput, ...]
     told_to_the_end: tuple[GreedyOutput, ...]
-    """Answers to TO_THE_END."""
+    """Answers `to_the_end`."""
     staged: list[tuple[int, ...]]
     """Answers in mode stage."""
     slots: int | None
@@ -130,7 +134,7 @@ def engine(
     stock_spec, single_spec = specs(*request.param)
     first = start_engine(pair, stock_spec)
     staged = ask(first, "stage", PROMPTS, greedy()).tokens
-    told = stock_answers(first), first.decode_greedily(TO_THE_END, LENGTHS, ignore_eos=True, top=20)
+    told = stock_answers(first), first.decode_greedily(*to_the_end(first), ignore_eos=True, top=20)
     stock = Stock(*told, staged, first.status().state_slots, table_columns(first))
     close(first)
     made = start_engine(pair, single_spec)
@@ -186,8 +190,9 @@ def test_a_row_without_drafts_beside_windows(
         live.extend(zip(before, map(rows_of, read), strict=True))
 
     monkeypatch.setattr(hook, "_begin_states", begin_states)
-    found = ask(engine, "stage", TO_THE_END, greedy())
-    assert [len(tokens) for tokens in found.tokens] == LENGTHS
+    prompts, lengths = to_the_end(engine)
+    found = ask(engine, "stage", prompts, greedy())
+    assert [len(tokens) for tokens in found.tokens] == lengths
     assert fault_of(found.tokens, stock.told_to_the_end) is None
     if rings is not None:
         assert live, "every row beside a window had drafts"

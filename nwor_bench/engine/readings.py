@@ -115,12 +115,26 @@ def disagreement(tables: Sequence[WindowTable]) -> str | None:
     return None
 
 
-def _counted(fact: Any) -> Any:
-    """A rank's fact without what each measures for itself: seconds and bytes of its graphs."""
-    if not isinstance(fact, dict):
-        return fact
-    measured = ("_s", "_us", "_bytes")
-    return {name: part for name, part in fact.items() if not name.endswith(measured)}
+OF_EACH_RANK = frozenset(
+    [
+        "device",
+        "attention_us",
+        "stage_memory_bytes",
+        "control_memory_bytes",
+        "sham_memory_bytes",
+        "sham_capture_s",
+    ]
+)
+"""Facts that each rank has or measures for itself: its device, and what its graphs took."""
+
+
+def _shared(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts, and facts in them, that all ranks must have alike."""
+    return {
+        name: _shared(part) if isinstance(part, dict) else part
+        for name, part in facts.items()
+        if name not in OF_EACH_RANK
+    }
 
 
 def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
@@ -129,10 +143,10 @@ def common_status(statuses: Sequence[Mapping[str, Any]]) -> EngineStatus:
     Raises EngineError if the ranks differ in another fact: with different numbers of layers, blocks
     or captured graphs they would take different paths through the same window.
     """
-    first = statuses[0]
+    first, shared = statuses[0], [_shared(status) for status in statuses]
     for rank, status in enumerate(statuses):
-        for name in first.keys() - {"device"}:
-            if _counted(status[name]) != _counted(first[name]):
+        for name, part in shared[0].items():
+            if shared[rank][name] != part:
                 raise EngineError.at(
                     f"rank {rank} has {name}",
                     f"{status[name]!r}, rank 0 {first[name]!r}: ranks that differ cannot be "

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from nwor_bench.errors import EngineError
 from nwor_bench.records.state_slots import has_rings, one_slot
-from nwor_kernels.gated_delta.records import RECORD_ROWS, RecordRings
+from nwor_kernels.gated_delta.records import RecordRings
+from nwor_kernels.limits import RECORD_ROWS
 
 RINGS = "rings of states' records"
 """Subject of an error of the rings."""

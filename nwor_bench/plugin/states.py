@@ -31,13 +31,13 @@ from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_bench.records.fallback_reasons import Fault
 from nwor_kernels.gated_delta.records import (
-    RECORD_ROWS,
     GatedNorm,
     WindowInputs,
     WindowRecords,
     allocate_records,
 )
 from nwor_kernels.gated_delta.reference import commit_states_reference, state_behind
+from nwor_kernels.limits import RECORD_ROWS
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from nwor_kernels.limits import RECORD_ROWS
 STATE_SLOTS = "nwor_state_slots"
 """Entry of vLLM's additional_config."""
 
-STATE_RINGS, RINGS_BY_DEFAULT = "nwor_state_rings", 0
+STATE_RINGS = "nwor_state_rings"
 """Entry beside it. 1: committed tokens' records stay in rings, a full ring's state is written."""
 
 ADDITIONAL = "additional_config"
@@ -32,7 +32,7 @@ def one_slot(additional_config: Any) -> bool:
 
 def has_rings(additional_config: Any) -> bool:
     """True if an engine with this additional_config keeps records in rings."""
-    return one_slot(additional_config) and additional_config.get(STATE_RINGS, RINGS_BY_DEFAULT) == 1
+    return one_slot(additional_config) and additional_config.get(STATE_RINGS) == 1
 
 
 def check_one_slot(config: Any, nwor_mode: str) -> None:
@@ -43,7 +43,7 @@ def check_one_slot(config: Any, nwor_mode: str) -> None:
         nwor_mode: VLLM_NWOR_MODE of the engine.
     """
     asked, window = config.additional_config, config.num_speculative_tokens + 1
-    value, rings = asked.get(STATE_SLOTS), asked.get(STATE_RINGS, RINGS_BY_DEFAULT)
+    value, rings = asked.get(STATE_SLOTS), asked.get(STATE_RINGS, 0)
     is_known = type(rings) is int and rings in (0, 1)
     if STATE_SLOTS not in asked or not is_known or rings * window > RECORD_ROWS:
         remedy = f"write 0, or 1 for windows of at most {RECORD_ROWS} tokens, beside {STATE_SLOTS}"

@@ -9,9 +9,9 @@ from refusals import refused
 
 from nwor_bench.engine.kv_cache import VllmKvCache
 from nwor_bench.engine.protocol import Kept
-from nwor_bench.engine.readings import common_status, disagreement
+from nwor_bench.engine.readings import OF_EACH_RANK, common_status, disagreement
 from nwor_bench.errors import EngineError
-from nwor_bench.records.facts import to_json
+from nwor_bench.records.facts import CudaGraphs, to_json
 
 COUNTS = ("draft_tokens", "accepted_tokens", "staged_tokens", "committed_tokens")
 
@@ -88,7 +88,7 @@ GRAPHS = {"stage_window_sizes": [5, 40], "stage_memory_bytes": 73400320, "sham_c
 
 
 def test_ranks_may_differ_in_what_their_graphs_took():
-    """Two H100s did, and no sweep with two ranks and full graphs started."""
+    """Ranks on two H100s did, and no sweep with full graphs started."""
     first = {**STATUS, "cuda_graphs": GRAPHS}
     taken = {"stage_memory_bytes": 85983232, "sham_capture_s": 1.6, "attention_us": {"40": 9.1}}
     status = to_json(common_status([first, {**STATUS, "cuda_graphs": GRAPHS | taken}]))
@@ -96,6 +96,8 @@ def test_ranks_may_differ_in_what_their_graphs_took():
     fewer = {**STATUS, "cuda_graphs": GRAPHS | {"stage_window_sizes": [40]}}
     with refused("rank 1 has cuda_graphs", EngineError, value=fewer["cuda_graphs"]):
         common_status([first, fewer])
+    measured = {n for n in CudaGraphs.model_fields if n.endswith(("_s", "_us", "_bytes"))}
+    assert measured | {"device"} == OF_EACH_RANK
 
 
 def kept(*ranks: dict[str, Any]) -> Kept:

@@ -30,7 +30,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from nwor_kernels.gated_delta.records import RECORD_ROWS, RecordRings, allocate_records
+from nwor_kernels.gated_delta.records import RecordRings, allocate_records
+from nwor_kernels.limits import RECORD_ROWS
 
 SMALL = Shape(1, 2, 16, 32)
 REQUESTS, GROUPS = 3, (1, 0)

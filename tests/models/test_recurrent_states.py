@@ -145,7 +145,7 @@ def test_records_of_one_token(name: str, size: int) -> None:
      ("Kimi-Linear-48B-A3B", 4, 0), ("Nemotron-H-56B", 4, 0)],
 )  # fmt: skip
 def test_bytes_of_a_requests_ring_of_records(name: str, drafts: int, rows: int) -> None:
-    """None if its windows are too long, or its states are not staged."""
+    """A request has no ring if its windows are too long, or its states are not staged."""
     layers = recurrent(name)
     assert layers.ring_bytes(drafts) == layers.count * rows * layers.state.record_bits / 8
     assert layers.ring_bytes(drafts, ranks=2) == layers.ring_bytes(drafts) / 2

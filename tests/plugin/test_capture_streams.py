@@ -189,7 +189,7 @@ def test_a_stream_with_memory_is_left_to_its_owner(device: Device) -> None:
 
 
 def test_memory_that_outlives_a_set_does_not_keep_its_stream(device: Device) -> None:
-    """Each gate has a set of its own; an H100 was left without a stream after some thirty."""
+    """Gates have sets of their own; an H100 was left without a stream after some thirty."""
     for _ in range(3 * POOL):
         device.workspaces[unused_stream(GPU).cuda_stream] = object()
     with device.vllms(GPU):

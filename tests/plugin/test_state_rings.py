@@ -24,7 +24,7 @@ from nwor_bench.errors import EngineError
 from nwor_bench.plugin.state_rings import RINGS, StateRings, slots_of
 from nwor_bench.plugin.states import ONE_SLOT, WindowStates
 from nwor_bench.records.state_slots import ADDITIONAL, STATE_RINGS
-from nwor_kernels.gated_delta.records import RECORD_ROWS
+from nwor_kernels.limits import RECORD_ROWS
 
 pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
 
@@ -48,7 +48,7 @@ def test_what_rings_cannot_go_with(net: Any, asked: dict[str, Any], drafts: int)
 
 @pytest.mark.parametrize("asked", [SWITCH, WITH, WITHOUT])
 def test_windows_of_engines_with_one_slot(net: Any, asked: dict[str, int]) -> None:
-    """Only with rings must they fit in one."""
+    """Windows must fit in a ring only if there are rings."""
     for drafts in (1, RECORD_ROWS - 1, *(() if asked is WITH else (RECORD_ROWS,))):
         config = config_of(additional_config=asked, num_speculative_tokens=drafts)
         assert blocks_for_drafts(net, config, Spec(drafts)) == 0

@@ -55,6 +55,7 @@ def test_what_readme_and_results_cite_of_recurrent_states() -> None:
     assert f"Qwen3-Next-80B in fp8 {known['next']} at 8 and 32" in results
     assert f"takes {known['control']} of stock's time" in results
     states = words_of("docs/states.md")
+    assert f"[{known['own_both']}](../sweeps/studies/states/" in states
     fused = f"half of the commit, {known['half_of_step']} % of a step where that is most "
     assert f"{fused}(the prototypes {known['saved_of_step']} %)" in states
 

@@ -17,8 +17,8 @@ e^C S x + sum_i e^(C - C_i) u_i (k_i . x) stands in the place of S x, for k and 
 import triton
 import triton.language as tl
 
-from nwor_kernels.gated_delta.records import RECORD_ROWS as RECORD_ROWS
 from nwor_kernels.gated_delta.reference import NORM_EPS
+from nwor_kernels.limits import RECORD_ROWS
 
 _NORM_EPS = tl.constexpr(NORM_EPS)
 _RECORD_ROWS = tl.constexpr(RECORD_ROWS)

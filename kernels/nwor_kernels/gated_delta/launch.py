@@ -8,9 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from nwor_kernels.commit.plan import alignment_of
-from nwor_kernels.gated_delta.kernel import RECORD_ROWS, commit_kernel, verify_kernel
+from nwor_kernels.gated_delta.kernel import commit_kernel, verify_kernel
 from nwor_kernels.gated_delta.records import GatedNorm, RecordRings, WindowInputs, WindowRecords
 from nwor_kernels.launch import Launch, Launches
+from nwor_kernels.limits import RECORD_ROWS
 
 STATE_PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 """bfloat16 numbers that add up to one of a state, by the state's dtype."""

@@ -5,8 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nwor_kernels.limits import RECORD_ROWS as RECORD_ROWS
-
 
 class WindowRecords(NamedTuple):
     """The updates of a window's tokens: 20.6 KB a token and layer in Qwen3-Next, a state has 1 MiB.

@@ -24,7 +24,8 @@ from nwor_bench.plugin.states import StateKernels, WindowStates
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
 from nwor_kernels.gated_delta.launch import StateCommit, refusal, verify_window_triton
-from nwor_kernels.gated_delta.records import RECORD_ROWS, GatedNorm
+from nwor_kernels.gated_delta.records import GatedNorm
+from nwor_kernels.limits import RECORD_ROWS
 
 logger = logging.getLogger("vllm.nwor_bench")
 

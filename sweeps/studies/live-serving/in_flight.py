@@ -49,7 +49,7 @@ MODES: dict[str, dict[str, str]] = {
 }
 START_S = 400
 FIRST_S = 0.5
-"""Of a turn, not counted."""
+"""Seconds at a turn's begin that are not counted."""
 DRAFTS = 4
 COUNTED = {
     "tokens": "vllm:generation_tokens_total",
@@ -148,27 +148,25 @@ async def loaded(
         await asyncio.gather(*streams, return_exceptions=True)
 
 
-@asynccontextmanager
-async def running(client: httpx.AsyncClient, base: str) -> AsyncIterator[None]:
-    """A paused server runs for as long as this is open."""
-    (await client.post(f"{base}/resume")).raise_for_status()
-    yield
-    await pause(client, base)
-
-
 async def pause(client: httpx.AsyncClient, base: str) -> None:
     """Freeze a server's requests, and those that come."""
     how = {"mode": "keep", "clear_cache": "false"}
     (await client.post(f"{base}/pause", params=how)).raise_for_status()
 
 
+async def resume(client: httpx.AsyncClient, base: str) -> None:
+    """Let a paused server go on."""
+    (await client.post(f"{base}/resume")).raise_for_status()
+
+
 async def turn(client: httpx.AsyncClient, base: str, seconds: float) -> dict[str, float]:
     """Changes of the counters over so many seconds of a server's turn."""
-    async with running(client, base):
-        await asyncio.sleep(FIRST_S)
-        before = await counts(client, base)
-        await asyncio.sleep(seconds)
-        after = await counts(client, base)
+    await resume(client, base)
+    await asyncio.sleep(FIRST_S)
+    before = await counts(client, base)
+    await asyncio.sleep(seconds)
+    after = await counts(client, base)
+    await pause(client, base)
     return {name: value - before[name] for name, value in after.items()}
 
 
@@ -229,7 +227,7 @@ async def turns(
                 place = {"pair": arguments.pair, "requests": requests, "mode": mode, "block": block}
                 yield row_of(place, change)
     for base in bases.values():
-        (await client.post(f"{base}/resume")).raise_for_status()
+        await resume(client, base)
 
 
 def main() -> None:

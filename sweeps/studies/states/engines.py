@@ -9,7 +9,6 @@ that wait run nothing. Writes a row for each batch; prints ratios to `slot` with
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -59,7 +58,6 @@ def engine(pipe: Connection, name: str, arguments: argparse.Namespace) -> None:
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         disable_log_stats=False,
-        **json.loads(arguments.arguments),
     )
     sampling = SamplingParams(
         temperature=0, max_tokens=arguments.tokens, ignore_eos=True, detokenize=False
@@ -100,8 +98,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("--pair", default="qwen3.5-quarter-shape")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--arguments", default="{}", help="further arguments of LLM, JSON")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=400, help="of each request")
     parser.add_argument("--cache-gb", type=float, default=9.0, help="of each engine")
@@ -110,13 +106,13 @@ def main() -> None:
     arguments = parser.parse_args()
     began, spawn = time.monotonic(), multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
-    for name in arguments.engines:
+    for name in ENGINES:
         pipes[name], theirs = spawn.Pipe()
         spawn.Process(target=engine, args=(theirs, name, arguments), daemon=True).start()
     print({name: pipe.recv() for name, pipe in pipes.items()}, flush=True)
     rows: list[dict[str, Any]] = []
     for number in range(-1, arguments.rounds):  # the first is a warm-up
-        order = [*arguments.engines, "slot again"]
+        order = [*ENGINES, "slot again"]
         for name in random.Random(number).sample(order, len(order)):
             pipe = pipes[name.split()[0]]
             pipe.send(number)

@@ -20,14 +20,16 @@ import torch
 
 from nwor_kernels.gated_delta.launch import StateCommit, verify_window_triton
 from nwor_kernels.gated_delta.records import (
-    RECORD_ROWS,
     GatedNorm,
     RecordRings,
     WindowInputs,
     allocate_records,
 )
+from nwor_kernels.limits import RECORD_ROWS
 
 KEY_HEADS, VALUE_HEADS, DIM, LAYERS = 16, 48, 128, 12
+SIZES = ((1, 4), (8, 4), (32, 4), (128, 4), (32, 8))
+"""Requests, and drafts of each."""
 ACCEPTED = 3
 """Tokens of each window."""
 FULL = 11
@@ -118,15 +120,13 @@ def main() -> None:
     """Time all sizes; the table is written after each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 128])
-    arguments = parser.parse_args()
+    output = parser.parse_args().output
     rows = []
-    sizes = [(requests, 4) for requests in arguments.requests] + [(32, 8)]
-    for requests, drafts in sizes:
+    for requests, drafts in SIZES:
         for dtype in (torch.float32, torch.bfloat16):
             rows.append(row_of(requests, drafts, dtype))
             table = pd.DataFrame(rows).rename(columns=lambda name: name.replace("%", ""))
-            table.to_csv(arguments.output, index=False, float_format="%.4g")
+            table.to_csv(output, index=False, float_format="%.4g")
             print(table.tail(1).to_string(index=False, header=len(rows) == 1), flush=True)
 
 

@@ -109,7 +109,7 @@ async def wait_for(server: Server) -> None:
 
 
 async def counts(client: httpx.AsyncClient, base: str) -> dict[str, float]:
-    """The server's counters, summed over labels, and the time of reading."""
+    """The counters that the server has, summed over labels, and the time of reading."""
     text = (await client.get(f"{base}/metrics")).text
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
@@ -117,7 +117,7 @@ async def counts(client: httpx.AsyncClient, base: str) -> dict[str, float]:
             beside = sample.labels.get("reason") == BESIDE_PREFILL
             name = "beside_prefill" if beside else sample.name
             sums[name] = sums.get(name, 0.0) + sample.value
-    counted = {name: sums.get(key, 0.0) for name, key in COUNTED.items()}
+    counted = {name: sums[key] for name, key in COUNTED.items() if key in sums}
     return counted | {"s": time.perf_counter()}
 
 
@@ -167,7 +167,7 @@ async def turn(client: httpx.AsyncClient, base: str, seconds: float) -> dict[str
     await asyncio.sleep(seconds)
     after = await counts(client, base)
     await pause(client, base)
-    return {name: value - before[name] for name, value in after.items()}
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def row_of(place: dict[str, Any], change: dict[str, float]) -> dict[str, Any]:

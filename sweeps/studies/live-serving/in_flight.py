@@ -2,7 +2,8 @@ r"""Does a server gain anything? Servers on one GPU with the same requests, in t
 
     python sweeps/studies/live-serving/in_flight.py --requests 64 --output DIR
     python sweeps/studies/live-serving/in_flight.py --requests 64 256 --output DIR \
-      --pair qwen3.5-quarter-shape
+      --pair qwen3.5-quarter-shape --modes stock rings \
+      --additional-config '{"gdn_prefill_backend": "triton"}'
     VLLM_USE_V2_MODEL_RUNNER=0 python sweeps/studies/live-serving/in_flight.py --pair tiny \
       --requests 4 --tokens 64 --input 32 --blocks 4 --seconds 2 --output DIR --flags \
       "--kv-cache-memory-bytes 50000000 --enforce-eager --block-size 32"            # without a GPU
@@ -37,16 +38,17 @@ from nwor_bench.models.pairs import ResolvedPair, resolve_pair
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.stats.paired import paired_ratio
 
-MODES: dict[str, dict[str, str]] = {
-    "stock": {"VLLM_PLUGINS": ""},
-    "stage": {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "adaptive"},
-    "beside": {
-        "VLLM_NWOR_MODE": "stage",
-        "VLLM_SCV_MODE": "adaptive",
-        "VLLM_NWOR_BESIDE_PREFILL": "stage",
-    },
-    "interleave": {"VLLM_NWOR_MODE": "interleave"},
+STAGE = {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "adaptive"}
+SLOT = {"nwor_state_slots": 1}
+MODES: dict[str, tuple[dict[str, str], dict[str, int]]] = {
+    "stock": ({"VLLM_PLUGINS": ""}, {}),
+    "stage": (STAGE, {}),
+    "beside": (STAGE | {"VLLM_NWOR_BESIDE_PREFILL": "stage"}, {}),
+    "slot": (STAGE, SLOT),
+    "rings": (STAGE, SLOT | {"nwor_state_rings": 1}),
+    "interleave": ({"VLLM_NWOR_MODE": "interleave"}, {}),
 }
+"""Variables and `additional_config` of each server."""
 START_S = 400
 FIRST_S = 0.5
 """Seconds at a turn's begin that are not counted."""
@@ -74,6 +76,7 @@ def server(
     pair: ResolvedPair, arguments: argparse.Namespace, mode: str, number: int
 ) -> Iterator[Server]:
     """vLLM's API server in this mode, which may not have started yet."""
+    mode_variables, additional = MODES[mode]
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", pair.target),
         *("--served-model-name", "model", "--port", str(arguments.port + number)),
@@ -82,10 +85,11 @@ def server(
         *("--speculative-config", json.dumps(pair.speculative_config(DRAFTS))),
         *("--gpu-memory-utilization", f"{0.9 / len(arguments.modes):.2f}"),  # vLLM wants it free
         *(("--load-format", pair.load_format) if pair.load_format else ()),
+        *("--additional-config", json.dumps(arguments.additional_config | additional)),
         *shlex.split(arguments.flags),
     ]
     with (arguments.output / f"{mode}.log").open("wb") as log:
-        variables = os.environ | {"VLLM_SERVER_DEV_MODE": "1"} | MODES[mode]  # can be paused
+        variables = os.environ | {"VLLM_SERVER_DEV_MODE": "1"} | mode_variables  # can be paused
         child = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
     try:
         yield Server(f"http://127.0.0.1:{arguments.port + number}", child)
@@ -243,6 +247,7 @@ def main() -> None:
     parser.add_argument("--input", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=768, help="to generate, on average")
     parser.add_argument("--port", type=int, default=8123, help="of the first server")
+    parser.add_argument("--additional-config", type=json.loads, default={}, help="of all, JSON")
     parser.add_argument("--flags", default="", help="further flags of vLLM's server, in one string")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)

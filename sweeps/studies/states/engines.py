@@ -1,14 +1,18 @@
 r"""Do rings of records pay in an engine? Engines beside each other on one GPU, one batch at a time.
 
     python sweeps/studies/states/engines.py engines.csv --pair qwen3.5-quarter-shape --requests 32
+    python sweeps/studies/states/engines.py engines.csv --pair qwen3.5-27b-shape --requests 32 \
+      --cache-gb 9 --stock-cache-gb 28 --engine-args '{"quantization": "fp8_per_tensor"}'
 
-Three engines: stock, one state slot a request with a commit in every window, the same with rings. A
-round is one batch of each in random order, and of `slot` twice: that is the noise. Prompts are
-random and the same for all engines of a round; drafts are accepted as the pair says. The engines
-that wait run nothing. Writes a row for each batch; prints ratios to `slot` with 95 % intervals.
+Three engines (or those of --engines): stock, one state slot a request with a commit in every
+window, the same with rings. A round is one batch of each in random order, and of `slot` twice: that
+is the noise. Prompts are random and the same for all engines of a round; drafts are accepted as the
+pair says. The engines that wait run nothing. Writes a row for each batch; prints ratios to `slot`
+with 95 % intervals.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
@@ -38,11 +42,13 @@ def engine(pipe: Connection, name: str, arguments: argparse.Namespace) -> None:
     """One process: starts an engine, then answers each batch's number with what it took."""
     variables, additional = ENGINES[name]
     os.environ.update(variables | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+    import torch
     from vllm import LLM, SamplingParams
 
     pair, size = resolve_pair(arguments.pair), arguments.requests
     graphs: dict[str, Any] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     graphs["cudagraph_capture_sizes"] = [size * (DRAFTS + 1)]
+    cache_gb = arguments.stock_cache_gb if name == "stock" else None
     llm = LLM(
         pair.target,
         speculative_config=pair.speculative_config(DRAFTS),
@@ -50,7 +56,7 @@ def engine(pipe: Connection, name: str, arguments: argparse.Namespace) -> None:
         dtype=pair.dtype,
         additional_config={"gdn_prefill_backend": "triton"} | additional,
         compilation_config=graphs,
-        kv_cache_memory_bytes=int(arguments.cache_gb * 1e9),
+        kv_cache_memory_bytes=int(1e9 * (cache_gb or arguments.cache_gb)),
         gpu_memory_utilization=0.2,  # vLLM wants that much free as an engine starts
         max_num_seqs=size,
         max_num_batched_tokens=16384,
@@ -58,11 +64,12 @@ def engine(pipe: Connection, name: str, arguments: argparse.Namespace) -> None:
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         disable_log_stats=False,
+        **arguments.engine_args,
     )
     sampling = SamplingParams(
         temperature=0, max_tokens=arguments.tokens, ignore_eos=True, detokenize=False
     )
-    pipe.send("ready")
+    pipe.send(torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
     while (batch := pipe.recv()) is not None:
         draw = random.Random(batch)
         prompts = [[draw.randrange(5, 60) for _ in range(PROMPT)] for _ in range(size)]
@@ -100,25 +107,31 @@ def main() -> None:
     parser.add_argument("--pair", default="qwen3.5-quarter-shape")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=400, help="of each request")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--cache-gb", type=float, default=9.0, help="of each engine")
+    parser.add_argument("--stock-cache-gb", type=float, help="of stock, if it is another")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="further ones, JSON")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=600.0, help="stop after, with the start")
     arguments = parser.parse_args()
     began, spawn = time.monotonic(), multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
-    for name in ENGINES:
+    for name in arguments.engines:
         pipes[name], theirs = spawn.Pipe()
         spawn.Process(target=engine, args=(theirs, name, arguments), daemon=True).start()
-    print({name: pipe.recv() for name, pipe in pipes.items()}, flush=True)
+    gpus = {pipe.recv() for pipe in pipes.values()}
+    print(*gpus, f"engines started in {time.monotonic() - began:.0f} s", flush=True)
+    setting = {"pair": arguments.pair, "weights": arguments.engine_args.get("quantization")}
+    setting |= {"requests": arguments.requests, "gpu": " ".join(gpus)}
     rows: list[dict[str, Any]] = []
     for number in range(-1, arguments.rounds):  # the first is a warm-up
-        order = [*ENGINES, "slot again"]
+        order = [*arguments.engines, "slot again"]
         for name in random.Random(number).sample(order, len(order)):
             pipe = pipes[name.split()[0]]
             pipe.send(number)
             rows.append({"round": number, "engine": name, **pipe.recv()})
         table = pd.DataFrame(rows)
-        table = table[table["round"] >= 0].assign(pair=arguments.pair, requests=arguments.requests)
+        table = table[table["round"] >= 0].assign(**setting)
         table.to_csv(arguments.output, index=False, float_format="%.6g")
         if number > 1:
             print(number, summary(table), sep="\n", flush=True)

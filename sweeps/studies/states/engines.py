@@ -59,7 +59,7 @@ def engine(pipe: Connection, name: str, arguments: argparse.Namespace) -> None:
         kv_cache_memory_bytes=int(1e9 * (cache_gb or arguments.cache_gb)),
         gpu_memory_utilization=0.2,  # vLLM wants that much free as an engine starts
         max_num_seqs=size,
-        max_num_batched_tokens=16384,
+        max_num_batched_tokens=8192,
         max_model_len=2048,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
 
 from nwor_bench.plugin.runner_v2 import capture_streams
-from nwor_bench.plugin.runner_v2.capture_streams import POOL, unused_stream
+from nwor_bench.plugin.runner_v2.capture_streams import POOL, note_stocks_graphs, unused_stream
 
 pytestmark = pytest.mark.slow  # vLLM's graph managers are imported
 
@@ -47,6 +48,7 @@ class Device:
 
         self.next, self.current = 0, [Stream(-1)]
         self.workspaces: dict[int, object] = {-1: object()}
+        self.graphs: WeakSet[Graph] = WeakSet()
         monkeypatch.setattr(torch.cuda, "Stream", self.take)
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current[-1])
@@ -75,8 +77,11 @@ class Device:
         with self.on(self.take(device)):
             yield
 
-    def segments(self) -> list[dict[str, int]]:
-        return [{"stream": stream} for stream in self.workspaces]
+    def segments(self) -> list[dict[str, Any]]:
+        """Graphs have memory in a pool of their own."""
+        pools = [(stream, (0, 0)) for stream in self.workspaces]
+        pools += [(graph.stream, (0, 1)) for graph in self.graphs]
+        return [{"stream": stream, "segment_pool_id": pool} for stream, pool in pools]
 
 
 class Graph:
@@ -85,6 +90,7 @@ class Graph:
     def __init__(self, device: Device) -> None:
         self.device, self.stream = device, device.current[-1].cuda_stream
         self.workspace = device.workspaces.setdefault(self.stream, object())
+        device.graphs.add(self)
 
     def replay(self) -> None:
         assert self.device.workspaces.get(self.stream) is self.workspace, "illegal memory access"
@@ -186,6 +192,28 @@ def test_a_stream_serves_again_only_when_nobody_holds_it(device: Device) -> None
 def test_a_stream_with_memory_is_left_to_its_owner(device: Device) -> None:
     device.workspaces = dict.fromkeys(range(POOL - 1), object())
     assert unused_stream(GPU).cuda_stream == POOL - 1
+
+
+def test_later_engines_of_a_process_keep_their_streams(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's next engine may capture where a gate of the one before did; an H100 died of it."""
+    for others in range(POOL):
+        stock = []
+        for _ in range(3):  # the target's, the drafter's and an encoder's
+            with device.vllms(GPU):
+                stock.append(Graph(device))
+        for _ in range(others):
+            device.take(GPU)
+        note_stocks_graphs()
+        stage, checking = set_of(device, monkeypatch), set_of(device, monkeypatch, only=0)
+        checking.give_up("checked")
+        replay_all(stage)
+        for graph in stock:
+            graph.replay()
+        stage.give_up("closed")  # what is patched outlives the test
+        del stock, graph
+        device.workspaces |= {stream: object() for stream in capture_streams._ours}
 
 
 def test_memory_that_outlives_a_set_does_not_keep_its_stream(device: Device) -> None:

@@ -27,7 +27,17 @@ _given: "WeakSet[Any]" = WeakSet()
 """Streams from `unused_stream` that somebody still holds."""
 
 _ours: set[int] = set()
-"""Handles of all that were ever given."""
+"""Handles of those that were given, and on which nobody else has captured a graph since."""
+
+
+def note_stocks_graphs() -> None:
+    """vLLM has captured an engine's graphs, in a process that had others before perhaps on streams
+    that were ours: memory in a pool of graphs shows those that still exist."""
+    if not _ours:
+        return
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    captured = {each["stream"] for each in segments if any(each["segment_pool_id"])}
+    _ours.difference_update(captured - {each.cuda_stream for each in _given})
 
 
 def unused_stream(device: torch.device) -> torch.cuda.Stream:

@@ -131,6 +131,20 @@ class RecurrentLayers:
         more = added_by_staging(state, record, requests, requests * draft_tokens, accepted)
         return Moved(stock.read + more.read, stock.written + more.written)
 
+    def with_rings(
+        self, requests: int, draft_tokens: int, accepted: float, ranks: int = 1
+    ) -> Moved:
+        """Bytes that a staged step with rings moves on average (docs/states.md: four schemes): a
+        commit leaves `kept` rows, and writes the state and empties the ring if B - k or more are
+        there, half of `kept` - 1 more on average."""
+        stock, kept = self.moved(requests, draft_tokens, ranks), 1 + accepted / requests
+        state, record = self.state_bytes(ranks), self.record_bytes(ranks)
+        full = RECORD_ROWS - draft_tokens + (kept - 1) / 2
+        share, live = min(kept / full, 1.0), max(full - kept, 0.0) / 2
+        read = live * record + share * (state + full * record)
+        written = (draft_tokens + 1) * (record - state) + share * state
+        return Moved(stock.read + requests * read, stock.written + requests * written)
+
 
 def added_by_staging(
     state: float, record: float, requests: float, drafts: float, accepted: float

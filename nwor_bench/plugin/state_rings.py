@@ -24,7 +24,7 @@ RINGS = "rings of states' records"
 def slots_of(runner: Any, window: int, requests: int) -> dict[str, Any]:
     """`WindowStates`' arguments that an engine's additional_config decides."""
     config = runner.vllm_config.additional_config
-    rings = StateRings(requests, window, runner.device) if has_rings(config) else None
+    rings = StateRings(requests, window, runner.device) if has_rings(config, window) else None
     return {"one_slot": one_slot(config), "rings": rings}
 
 

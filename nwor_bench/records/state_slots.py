@@ -18,6 +18,10 @@ STATE_SLOTS = "nwor_state_slots"
 STATE_RINGS = "nwor_state_rings"
 """Entry beside it. 1: committed tokens' records stay in rings, a full ring's state is written."""
 
+LONGEST_WITH_RINGS = RECORD_ROWS // 2 + 1
+"""Most tokens of a window for which there are rings unless STATE_RINGS says otherwise: such windows
+were measured to be faster with them, and longer ones fill a ring nearly every time."""
+
 ADDITIONAL = "additional_config"
 """vLLM's argument."""
 
@@ -30,9 +34,11 @@ def one_slot(additional_config: Any) -> bool:
     return STATE_SLOTS in asked or STATE_RINGS in asked
 
 
-def has_rings(additional_config: Any) -> bool:
-    """True if an engine with this additional_config keeps records in rings."""
-    return one_slot(additional_config) and additional_config.get(STATE_RINGS) == 1
+def has_rings(additional_config: Any, window: int) -> bool:
+    """True if an engine with this additional_config and windows of so many tokens keeps records in
+    rings: with one slot, unless it says 0."""
+    default = int(window <= LONGEST_WITH_RINGS)
+    return one_slot(additional_config) and additional_config.get(STATE_RINGS, default) == 1
 
 
 def check_one_slot(config: Any, nwor_mode: str) -> None:

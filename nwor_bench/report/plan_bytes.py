@@ -12,7 +12,7 @@ from nwor_bench.models.byte_model import (
 )
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
-from nwor_bench.records.state_slots import STATE_RINGS, STATE_SLOTS
+from nwor_bench.records.state_slots import STATE_RINGS, STATE_SLOTS, has_rings
 from nwor_bench.report.document import Paragraph, Section, Table, table
 from nwor_bench.report.text import plural, size
 from nwor_bench.report.text import two_digits as percent
@@ -146,7 +146,8 @@ def bytes_notes(prediction: BytePrediction) -> tuple[str, ...]:
 
 def _states_section(model: ByteModel, states: RecurrentLayers, load: Workload) -> Section:
     """What states are beside K/V, the bytes of a step, and the memory that vLLM reserves."""
-    stock, rows = _ways(states, load)[0], _kv_written(model, load)
+    stock = states.moved(load.requests, load.draft_tokens, load.ranks)
+    rows = _kv_written(model, load)
     return Section(
         "Recurrent states",
         (
@@ -176,20 +177,29 @@ def _one_slot(states: RecurrentLayers, load: Workload) -> str:
     if states.state.kind not in STAGED_KINDS:
         return f"One slot is not built for {states.state.kind}."
     switch, ring = f'{{"{STATE_SLOTS}": 1}}', states.ring_bytes(load.draft_tokens, load.ranks)
-    more = f' A ring of records ("{STATE_RINGS}": 1) takes {size(round(ring))} more.'
+    more = f' Its ring takes {size(round(ring))} more ("{STATE_RINGS}": 0 leaves it out).'
     return (
         f"For 1 slot write VLLM_NWOR_MODE=stage vllm serve ... --additional-config '{switch}' "
-        f"--no-enable-prefix-caching: every window is then staged.{more if ring else ''}"
+        f"--no-enable-prefix-caching: every window is then staged.{more if _rings(load) else ''}"
     )
 
 
-def _ways(states: RecurrentLayers, load: Workload) -> tuple[Moved, Moved]:
-    """Bytes of a step: stock's, and staged."""
-    ranks, drafts = load.ranks, load.draft_tokens
-    return (
-        states.moved(load.requests, drafts, ranks),
-        states.staged(load.requests, drafts, load.accepted, ranks),
-    )
+def _rings(load: Workload) -> bool:
+    return has_rings({STATE_SLOTS: 1}, load.draft_tokens + 1)
+
+
+def _ways(states: RecurrentLayers, load: Workload) -> dict[str, Moved]:
+    """Bytes of a step: stock's, staged, and staged with rings."""
+    ranks, drafts, kind = load.ranks, load.draft_tokens, states.state.kind
+    built = "" if kind in STAGED_KINDS else f", not built for {kind}"
+    given = load.requests, drafts, load.accepted, ranks
+    ways = {
+        "stock: a state for each token": states.moved(load.requests, drafts, ranks),
+        f"staged: one state a request{built}": states.staged(*given),
+    }
+    if _rings(load) and not built:
+        ways["staged, 1 slot: when a ring is full"] = states.with_rings(*given)
+    return ways
 
 
 def _kv_written(model: ByteModel, load: Workload) -> float:
@@ -197,14 +207,11 @@ def _kv_written(model: ByteModel, load: Workload) -> float:
 
 
 def _moved(states: RecurrentLayers, load: Workload) -> Table:
-    kind = states.state.kind
-    built = "" if kind in STAGED_KINDS else f", not built for {kind}"
-    ways = ("stock: a state for each token", f"staged: one state a request{built}")
     return table(
         ("states in one step", "read", "written", "both"),
         [
             (way, *(size(round(amount)) for amount in (moved.read, moved.written, moved.total)))
-            for way, moved in zip(ways, _ways(states, load), strict=True)
+            for way, moved in _ways(states, load).items()
         ],
     )
 
@@ -212,7 +219,7 @@ def _moved(states: RecurrentLayers, load: Workload) -> Table:
 def _state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> dict[str, Any]:
     """For JSON: sizes, bytes of a step (stock's, then staged), memory with and without slots for
     drafts."""
-    stock, staged = _ways(states, load)
+    stock, staged, *rings = _ways(states, load).values()
     slots = load.draft_tokens + 1
     reserved = [reserved_states(model, states, load, slot_count) for slot_count in (slots, 1)]
     return {
@@ -229,5 +236,7 @@ def _state_values(model: ByteModel, states: RecurrentLayers, load: Workload) -> 
         "reserved_slots_per_request": slots,
         "reserved_bytes_per_request": reserved[0],
         "one_slot_bytes_per_request": reserved[1],
+        "predicted_ring_bytes_read": rings[0].read if rings else None,
+        "predicted_ring_bytes_written": rings[0].written if rings else None,
         "ring_bytes_per_request": states.ring_bytes(load.draft_tokens, load.ranks),
     }

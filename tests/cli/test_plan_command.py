@@ -99,6 +99,11 @@ def test_a_hybrids_recurrent_states_are_predicted(plan: Run) -> None:
     assert told["predicted_share_of_writes"] == pytest.approx(share)
     assert told["reserved_bytes_per_request"] == 5 * told["one_slot_bytes_per_request"]
     assert told["ring_bytes_per_request"] == 16 * record
+    full = 16 - 4 + 1  # rows at a commit that writes: 12 at least, 3 more each time
+    read = one + 3 * columns + (full - 3) / 2 * record + 3 / full * (one + full * record)
+    assert told["predicted_ring_bytes_read"] == pytest.approx(2 * read)
+    written = 5 * record + 3 / full * one + 7 * columns
+    assert told["predicted_ring_bytes_written"] == pytest.approx(2 * written)
 
 
 def test_one_attention_layer_among_recurrent_ones_is_one_layer(plan: Run) -> None:

@@ -1,6 +1,7 @@
 """Recurrent states' bytes against windows walked token by token over a DRAM that counts bytes."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,28 @@ def test_bytes_of_a_requests_ring_of_records(name: str, drafts: int, rows: int) 
     layers = recurrent(name)
     assert layers.ring_bytes(drafts) == layers.count * rows * layers.state.record_bits / 8
     assert layers.ring_bytes(drafts, ranks=2) == layers.ring_bytes(drafts) / 2
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("drafts", [1, 4, 8])
+def test_states_are_written_when_a_ring_is_full(drafts: int, chance: float) -> None:
+    """Windows of one request over a ring of 16 rows, one after the other; each draft behind an
+    accepted one is accepted by chance."""
+    layers, draw, windows = recurrent("Qwen3.5-27B"), random.Random(drafts), 20_000
+    state, record = layers.state_bytes(), layers.record_bytes()
+    read = written = 0.0
+    live = accepted = 0
+    for _ in range(windows):
+        read += state + live * record
+        written += (drafts + 1) * record
+        kept = next((n for n in range(drafts) if draw.random() > chance), drafts)
+        accepted, live = accepted + kept, live + 1 + kept
+        if live + drafts + 1 > 16:  # the next window does not fit
+            read, written, live = read + state + live * record, written + state, 0
+    column = layers.count * layers.state.conv_column_bytes()
+    told = layers.with_rings(1, drafts, accepted / windows)
+    assert told.read == pytest.approx(read / windows + 3 * column, rel=0.02)
+    assert told.written == pytest.approx(written / windows + (3 + drafts) * column, rel=0.05)
 
 
 def test_ranks_share_the_heads() -> None:

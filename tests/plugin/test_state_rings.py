@@ -54,14 +54,16 @@ def test_windows_of_engines_with_one_slot(net: Any, asked: dict[str, int]) -> No
         assert blocks_for_drafts(net, config, Spec(drafts)) == 0
 
 
-def test_an_engine_has_rings_if_it_asks_for_them() -> None:
-    def made(config: Any) -> dict[str, Any]:
+def test_an_engine_with_one_slot_has_rings_unless_it_says_0() -> None:
+    def made(config: Any, window: int = 5) -> dict[str, Any]:
         vllm = SimpleNamespace(additional_config=config)
-        return slots_of(SimpleNamespace(vllm_config=vllm, device=torch.device("cpu")), 5, 3)
+        return slots_of(SimpleNamespace(vllm_config=vllm, device=torch.device("cpu")), window, 3)
 
     every = None, {}, SWITCH, WITHOUT, WITH
     assert [made(each)["one_slot"] for each in every] == [False, False, True, True, True]
-    assert [each for each in every if made(each)["rings"]] == [WITH]
+    assert [each for each in every if made(each)["rings"]] == [SWITCH, WITH]
+    assert [each for each in every if made(each, 9)["rings"]] == [SWITCH, WITH]
+    assert [each for each in every if made(each, 10)["rings"]] == [WITH]  # longer windows: if asked
 
 
 def scheduled(**named: Any) -> Any:

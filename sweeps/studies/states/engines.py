@@ -29,11 +29,11 @@ from nwor_bench.stats.paired import paired_ratio
 DRAFTS = 4
 PROMPT = 64
 STAGE = {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "graph"}
-SLOT = {"nwor_state_slots": 1}
+SLOT = {"nwor_state_slots": 1}  # with rings, unless they are left out
 ENGINES: dict[str, tuple[dict[str, str], dict[str, int]]] = {
     "stock": ({"VLLM_PLUGINS": ""}, {}),
-    "slot": (STAGE, SLOT),
-    "rings": (STAGE, SLOT | {"nwor_state_rings": 1}),
+    "slot": (STAGE, SLOT | {"nwor_state_rings": 0}),
+    "rings": (STAGE, SLOT),
 }
 """Variables and `additional_config` of each engine."""
 

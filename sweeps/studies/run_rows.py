@@ -242,9 +242,9 @@ STUDIES = {
     ),
     "states": Study(
         "studies/states/windows.csv",
-        "pair gpu weights requests drafts against",
-        "pair gpu weights requests drafts context cache against state_bytes cell kv_verdict "
-        f"windows=timed.windows {' '.join(f'{name}=timed.{name}' for name in TIMES)} "
+        "pair gpu weights requests drafts against revision",
+        "pair gpu weights requests drafts revision=commit context cache against state_bytes cell "
+        f"kv_verdict windows=timed.windows {' '.join(f'{name}=timed.{name}' for name in TIMES)} "
         f"acceptance_length parity verdict groups {RATIO} {WORK}",
     ),
     "one-slot": Study(

@@ -41,6 +41,7 @@ def test_what_the_results_cite_of_interleaved_windows() -> None:
 
 
 SETTING = ["pair", "gpu", "requests", "context", "cache"]
+SETTING_OF_HYBRIDS = ["pair", "gpu", "weights", "requests", "drafts"]
 
 
 def test_what_readme_and_results_cite_of_recurrent_states() -> None:
@@ -61,14 +62,17 @@ def test_what_readme_and_results_cite_of_recurrent_states() -> None:
 
 
 def of_whole_hybrids() -> pd.DataFrame:
-    """Cells of models with recurrent states and all of their layers, with stock's time."""
+    """Cells of models with recurrent states and all of their layers, with stock's time: of the last
+    run of each setting."""
     cells = pd.read_csv(STUDIES / "states" / "windows.csv")
+    last = cells.drop_duplicates(SETTING_OF_HYBRIDS, keep="last")[[*SETTING_OF_HYBRIDS, "revision"]]
+    cells = cells.merge(last, on=[*SETTING_OF_HYBRIDS, "revision"])
     cells = cells[~cells.pair.str.contains("quarter") & cells.against.isna()].fillna(
         {"weights": ""}
     )
-    setting = ["pair", "gpu", "weights", "requests", "drafts"]
     stock = cells[cells.cell == "off x off"].assign(stock=cells.device_ms.map("{:.2f}".format))
-    cells = cells.merge(stock[[*setting, "stock"]], on=setting, validate="many_to_one")
+    stock = stock[[*SETTING_OF_HYBRIDS, "stock"]]
+    cells = cells.merge(stock, on=SETTING_OF_HYBRIDS, validate="many_to_one")
     return cells.assign(cache="auto")
 
 

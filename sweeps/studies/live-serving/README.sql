@@ -107,15 +107,17 @@ FROM loads WHERE machine = 'cpu' GROUP BY load, place;
 
 -- view in_flight_pairs
 SELECT own.*, own.tokens_per_s / stock.tokens_per_s AS speed, own.tpot_ms / stock.tpot_ms AS tpot
-FROM in_flight AS own JOIN in_flight AS stock USING (pair, requests, block) WHERE stock.mode = 'stock';
+FROM in_flight AS own JOIN in_flight AS stock USING (pair, run, requests, block) WHERE stock.mode = 'stock';
 
 -- view servers
-SELECT pair, requests, fmt('{:.3f} [{:.3f}, {:.3f}]', median(speed), median_low(speed), median_high(speed)) AS said,
+SELECT pair, requests, mode, fmt('{:.3f} [{:.3f}, {:.3f}]', median(speed), median_low(speed), median_high(speed)) AS said,
   fmt('{:.0f}', median(1e3 * s / windows)) AS window, fmt('{:.0f}', 100.0 * sum(beside_prefill) / sum(windows)) AS direct
-FROM in_flight_pairs WHERE mode = 'stage' GROUP BY pair, requests;
+FROM in_flight_pairs WHERE mode = 'stage' OR mode = 'rings' GROUP BY pair, requests, mode;
 
 -- values
-SELECT max(CASE pair WHEN 'llama-3b-shape' THEN said END) AS server_3b, max(CASE pair WHEN 'qwen3.5-quarter-shape' THEN said END) AS server_hybrid,
+SELECT max(CASE WHEN pair = 'qwen3.5-27b-shape' AND mode = 'stage' THEN said END) AS server_27b, max(CASE mode WHEN 'rings' THEN said END) AS server_rings,
+  max(CASE mode WHEN 'rings' THEN window END) AS window_rings, max(CASE mode WHEN 'rings' THEN direct END) AS direct_rings,
+  max(CASE pair WHEN 'llama-3b-shape' THEN said END) AS server_3b, max(CASE pair WHEN 'qwen3.5-quarter-shape' THEN said END) AS server_hybrid,
   max(CASE pair WHEN 'llama-3b-shape' THEN window END) AS window_3b,
   max(CASE WHEN pair = 'llama-8b-shape' AND requests = 64 THEN said END) AS server_64, max(CASE WHEN pair = 'llama-8b-shape' AND requests = 256 THEN said END) AS server_256,
   max(CASE WHEN pair = 'llama-8b-shape' AND requests = 64 THEN direct END) AS direct_64, max(CASE WHEN pair = 'llama-8b-shape' AND requests = 256 THEN direct END) AS direct_256,
@@ -129,4 +131,4 @@ SELECT replace(pair, '-shape', '') AS model, requests AS "in flight", mode, coun
   fmt('{:.2f}', median(tpot_ms)) AS "TPOT, ms",
   CASE WHEN mode <> 'stock' THEN fmt('{:.3f} [{:.3f}, {:.3f}]', median(tpot), median_low(tpot), median_high(tpot)) END AS "over stock's",
   fmt('{:.0f}', 100.0 * sum(beside_prefill) / sum(windows)) AS "written directly beside a prefill, %"
-FROM in_flight_pairs GROUP BY pair, requests, mode ORDER BY pair, requests, instr('stock stage beside', mode);
+FROM in_flight_pairs GROUP BY pair, run, requests, mode ORDER BY pair, run, requests, instr('stock stage beside rings', mode);

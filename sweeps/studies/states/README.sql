@@ -30,12 +30,13 @@ SELECT s.*, off.step AS stock_step, off.work AS stock_work, off.forward AS stock
   CASE WHEN s.weights IS NULL THEN 'bf16' ELSE 'fp8' END AS bits, s.work_ratio_ci_high - s.work_ratio_ci_low AS wide
 FROM timed s, timed off, timed aa, timed c
 WHERE s.cell LIKE 'stage%' AND off.cell = 'off x off' AND aa.cell LIKE '%(A/A)' AND c.cell LIKE 'control%'
-  AND (s.pair, s.gpu, s.n, s.k, ifnull(s.weights, '')) = (off.pair, off.gpu, off.n, off.k, ifnull(off.weights, ''))
-  AND (s.pair, s.gpu, s.n, s.k, ifnull(s.weights, '')) = (aa.pair, aa.gpu, aa.n, aa.k, ifnull(aa.weights, ''))
-  AND (s.pair, s.gpu, s.n, s.k, ifnull(s.weights, '')) = (c.pair, c.gpu, c.n, c.k, ifnull(c.weights, ''));
+  AND (s.pair, s.gpu, s.n, s.k, s.revision, ifnull(s.weights, '')) = (off.pair, off.gpu, off.n, off.k, off.revision, ifnull(off.weights, ''))
+  AND (s.pair, s.gpu, s.n, s.k, s.revision, ifnull(s.weights, '')) = (aa.pair, aa.gpu, aa.n, aa.k, aa.revision, ifnull(aa.weights, ''))
+  AND (s.pair, s.gpu, s.n, s.k, s.revision, ifnull(s.weights, '')) = (c.pair, c.gpu, c.n, c.k, c.revision, ifnull(c.weights, ''));
 
 -- view dense
-SELECT * FROM staged WHERE pair LIKE 'qwen3.5-27b%' AND k = 4;
+SELECT * FROM staged AS s WHERE pair LIKE 'qwen3.5-27b%' AND k = 4 AND NOT EXISTS (
+  SELECT 1 FROM staged AS later WHERE (later.pair, later.bits, later.n, later.k) = (s.pair, s.bits, s.n, s.k) AND s.revision = 'e5703d3c' AND later.revision <> s.revision);
 
 -- values
 SELECT fmt('{:.3f}', max(CASE WHEN bits = 'bf16' AND n = 1 THEN ratio_to_off END)) AS one, fmt('{:.3f}', max(CASE WHEN bits = 'bf16' AND n = 8 THEN ratio_to_off END)) AS eight,
@@ -75,12 +76,12 @@ SELECT states, requests || 'x' || drafts AS window, fmt('{:,.0f}', ours) AS ours
 FROM kernels_ ORDER BY states DESC, requests;
 
 -- table engine
-SELECT replace(pair, '-shape', '') AS model, bits AS weights, k, n AS requests, fmt('{:.2f}', stock_step) AS "stock, step",
+SELECT replace(pair, '-shape', '') AS model, bits AS weights, k, n AS requests, CASE revision WHEN 'e5703d3c' THEN 'before' ELSE 'now' END AS kernels, fmt('{:.2f}', stock_step) AS "stock, step",
   fmt('{:.2f}', stock_work) AS work, verdict, fmt('{:.0f}', groups) AS groups,
   fmt('{:.4f} [{:.4f}, {:.4f}]', ratio_to_off, ratio_ci_low, ratio_ci_high) AS "staged, step",
   fmt('{:+.2f} +- {:.2f}', 100 * (work_ratio - 1), 50 * wide) AS "work, %", fmt('{:.2f}', stock_forward - forward) AS "less forward",
   fmt('{:.2f}', writing) AS "commit", fmt('{:.4f}', control) AS control, fmt('{:.4f}', aa) AS "A/A"
-FROM staged ORDER BY pair LIKE '%quarter%', pair DESC, bits, k, n;
+FROM staged ORDER BY pair LIKE '%quarter%', pair DESC, bits, k, n, revision DESC;
 
 -- values
 SELECT fmt('{:.2f} and {:.2f}', min(ratio), max(ratio)) AS one_slot, max(stock) AS stock_at_once, max(own) AS own_at_once FROM (
@@ -125,12 +126,23 @@ SELECT states, requests || 'x' || drafts AS window, fmt('{:.1f}', verify_us) AS 
   fmt('{:.2f}', (ring_verify_5_live_us + ring_commit_20_full_us) / (verify_us + commit_us)) AS ratio
 FROM own_rings ORDER BY states DESC, drafts, requests;
 
+-- view beside
+SELECT pair, requests, gpu, rings.weights, count(*) AS rounds, median(rings.s / slot.s) AS middle, median(again.s / slot.s) AS a_a,
+  fmt('{:.3f} [{:.3f}, {:.3f}]', median(rings.s / slot.s), median_low(rings.s / slot.s), median_high(rings.s / slot.s)) AS rings,
+  fmt('{:.3f} [{:.3f}, {:.3f}]', median(again.s / slot.s), median_low(again.s / slot.s), median_high(again.s / slot.s)) AS again,
+  fmt('{:.0f} to {:.0f}', min(1e3 * requests * rings.s / rings.drafts), max(1e3 * requests * rings.s / rings.drafts)) AS spread,
+  median(1e3 * requests * slot.s / slot.drafts) AS slot_ms, median(1e3 * requests * rings.s / rings.drafts) AS rings_ms
+FROM engines AS rings JOIN engines AS slot USING (pair, requests, gpu, round) JOIN engines AS again USING (pair, requests, gpu, round)
+WHERE rings.engine = 'rings' AND slot.engine = 'slot' AND again.engine = 'slot again' GROUP BY pair, requests;
+
 -- values
-SELECT fmt('{:.2f} [{:.2f}, {:.2f}]', median(rings.s / slot.s), median_low(rings.s / slot.s), median_high(rings.s / slot.s)) AS engine_rings,
-  fmt('{:.2f} [{:.2f}, {:.2f}]', median(again.s / slot.s), median_low(again.s / slot.s), median_high(again.s / slot.s)) AS engine_again,
-  count(*) AS engine_rounds, fmt('{:.0f} to {:.0f}', min(32e3 * rings.s / rings.drafts), max(32e3 * rings.s / rings.drafts)) AS engine_window
-FROM engines AS rings JOIN engines AS slot USING (round) JOIN engines AS again USING (round)
-WHERE rings.engine = 'rings' AND slot.engine = 'slot' AND again.engine = 'slot again';
+SELECT max(CASE WHEN pair LIKE '%quarter%' THEN rings END) AS engine_rings, max(CASE WHEN pair LIKE '%quarter%' THEN spread END) AS engine_window,
+  max(CASE WHEN pair LIKE '%27b%' AND requests = 32 THEN rings END) AS rings_32, max(CASE WHEN requests = 80 THEN rings END) AS rings_80 FROM beside;
+
+-- table engines_beside
+SELECT replace(pair, '-shape', '') AS model, CASE WHEN weights IS NULL THEN 'bf16' ELSE 'fp8' END AS weights, requests, gpu AS "GPU", rounds,
+  fmt('{:.1f}', slot_ms) AS "commit in every window, ms", fmt('{:.1f}', rings_ms) AS "rings, ms", rings AS "rings over it", again AS "itself again"
+FROM beside ORDER BY pair, requests;
 
 -- view rings
 SELECT model, states, requests, drafts, max(us_layer * (name = 'today')) AS verify, max(us_layer * (name = 'commit')) AS writing,

@@ -10,6 +10,7 @@ from nwor_bench.analysis.findings.finding import Severity
 from nwor_bench.analysis.findings.sample import nothing_timed, sufficient_budget
 from nwor_bench.analysis.findings.table import grouped
 from nwor_bench.analysis.parity.kv import KV_EVENT, KvVerdict
+from nwor_bench.analysis.parity.local import FOR_COPIES
 from nwor_bench.analysis.parity.required import GATE_DID_NOT
 from nwor_bench.analysis.parity.tokens import ACCEPTANCE_ONLY, EXACT, EXPLAINED, LOSSY
 from nwor_bench.analysis.verdicts import DEFAULT_MARGIN
@@ -198,6 +199,8 @@ def _next(run: RunData, reply: Answer, cells: Sequence[CellResult]) -> Iterator[
             yield f"other batch sizes, contexts or acceptance: {PLAN} predicts them"
         case Verdict.AMBIGUOUS if nothing_timed(header, cells) is not None:
             yield f"run again with --time-budget {sufficient_budget(run, cells)}"
+        case Verdict.AMBIGUOUS if reply.cell and FOR_COPIES in (reply.cell.reason or ""):
+            yield "run again with fewer --requests or a smaller kv_cache_gib: the gate needs room"
         case Verdict.AMBIGUOUS if reply.cell and GATE_DID_NOT in (reply.cell.reason or ""):
             yield "find under Evidence what the gate did not compare, and run again"
             yield "fewer --requests or a larger kv_cache_gib leave more of the cache in place"

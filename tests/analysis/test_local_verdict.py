@@ -151,6 +151,14 @@ def net(state: Any = (), convolution: Any = (), name: str = "net") -> dict[str, 
     }
 
 
+def test_graphs_that_could_not_run_again_for_want_of_memory_say_how_much() -> None:
+    full = {"path": "full graph", "graphs": None, "copies_need": 5_500_000_000}
+    reason = "nothing was compared of the timed graph's output: copies of its states take 5.5 GB, "
+    assert local_result([[window(layer(), **full)]]).reason == f"{reason}so leave the cache fewer"
+    alone = window(layer(), path="full graph")
+    assert local_result([[window(layer(), **full), alone]]).verdict is WITHIN  # another had room
+
+
 def test_layers_with_states_are_counted_by_themselves() -> None:
     beside_prefill, alone = window(layer()), window(layer(), net(), net(name="other"))
     found = local_result([[beside_prefill, alone, alone]])

@@ -431,6 +431,24 @@ def test_layers_of_one_set_may_be_laid_out_differently(triton_device):
         bench.expect(step, step.kept())
 
 
+def test_memory_of_a_layer_laid_out_differently_may_serve_the_next_one(triton_device):
+    """Copies are held of such a layer; on an H200 a V cloned in one read as values that were lost.
+
+    Only the second window of a size is held by reference.
+    """
+    layers = ALIKE[:1] * 3
+    step = make_step([(4, 3)] * 3, 4, triton_device, layers=layers, fused=(0,))
+    bench = Bench(triton_device, step.tokens, layers)
+    for buffer in (None, torch.empty_like(step.values[1])):
+        bench.clear()
+        bench.begin(step.plan("whole step"))
+        for number, (key, value) in enumerate(zip(step.keys, step.values, strict=True)):
+            value = value if number == 0 or buffer is None else buffer.copy_(value)
+            assert bench.window.stage(bench.numbers[str(number)], key, value)
+        bench.settle(step)
+        bench.expect(step, step.kept())
+
+
 def test_a_capture_that_is_given_up_writes_nothing(triton_device):
     """A capture's tokens are not real, and it allows no plan to be copied to the device."""
     step = make_step([(4, 3)] * 3, 6, triton_device, layers=MIXED)

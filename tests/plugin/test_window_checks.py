@@ -146,3 +146,4 @@ def test_states_without_room_are_not_replayed_again(monkeypatch: pytest.MonkeyPa
     for free, fits in ((2 * size - 1, False), (2 * size, True)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
         assert (checks._states_written() is not None) is fits
+        assert checks._needed == 2 * size

@@ -194,15 +194,23 @@ def _nothing_compared(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str | Non
         compared = {what for what, count in counts if count}
         missing = next((what for what, _ in counts if what not in compared), None)
         if missing is not None:
-            return f"nothing was compared of {missing}" + f" on rank {rank}" * (len(ranks) > 1)
+            need = max((w.get("copies_need", 0) for w in windows), default=0)  # not in older runs
+            room = f": {FOR_COPIES} take {need / 1e9:.1f} GB, so leave the cache fewer"
+            more = room if need and missing == TIMED_OUTPUT else ""
+            return f"nothing was compared of {missing}{f' on rank {rank}' * (len(ranks) > 1)}{more}"
     return None
+
+
+TIMED_OUTPUT = "the timed graph's output"
+FOR_COPIES = "copies of its states"
+"""What had no room, in the reason why a graph's output was not compared."""
 
 
 def _compared(window: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """The checks of a window, and how much each compared."""
     if window["path"] == "full graph":
         graphs = window["graphs"]
-        yield "the timed graph's output", int(graphs is not None and not graphs["repeated"])
+        yield TIMED_OUTPUT, int(graphs is not None and not graphs["repeated"])
     for entry in window["layers"]:
         for name in ("state", "convolution"):
             if name in entry:

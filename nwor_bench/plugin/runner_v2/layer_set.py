@@ -115,6 +115,11 @@ class HeldValues:
         self._originals += [key, value]
         return key.clone(), value.clone()
 
+    def let_go(self, tensors: Sequence[Tensor]) -> None:
+        """Copies are held of these: their memory may be given to the next layer."""
+        for tensor in tensors:
+            self._owners.pop(tensor.data_ptr(), None)
+
 
 CommitLaunch = Callable[[Tensor], None]
 """Launches a commit for these counts, [requests] int32 on the device."""

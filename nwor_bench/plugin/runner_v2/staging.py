@@ -158,6 +158,8 @@ class GpuStaging(StagedLayers):
             if held is None:
                 return Fault.ACTIVATIONS_REUSED.value
             of_set.hold(place, *held)
+            now_held = of_set.keys[place], of_set.values[place]
+            self._held.let_go([t for t, kept in zip(held, now_held, strict=True) if kept is not t])
             return ""
         _ = self.copies
         buffers = of_set.buffers

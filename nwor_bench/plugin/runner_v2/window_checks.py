@@ -36,6 +36,8 @@ class GpuWindowChecks:
         self._graph: tuple[bool, Any] | None = None
         self._input_batch: Any = None
         self._hidden: dict[str, int] | None = None
+        self._needed = 0
+        """Bytes that two copies of the states of the window in flight take, if there is no room."""
         self._patch = Patch(runner.model_state, "prepare_attn", self._wrap_prepare_attn)
         self._patch.apply()
 
@@ -126,7 +128,7 @@ class GpuWindowChecks:
             for layer in self._parts.staging.layers
         }
         starts = input_batch.query_start_loc_np[: input_batch.num_reqs + 1].tolist()
-        self._input_batch, self._hidden = input_batch, None
+        self._input_batch, self._hidden, self._needed = input_batch, None, 0
         self._checks.begin(StepRows(starts, drafts, of_layer, path, self._graph))
 
     def replay(self, timed: StagingGraphs, control: bool, desc: Any) -> Any:
@@ -165,6 +167,7 @@ class GpuWindowChecks:
             written += [(cache, slots[slots >= 0]) for cache in caches]
         size, device = sum(c[0].nbytes * len(slots) for c, slots in written), self._runner.device
         if written and device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 2 * size:
+            self._needed = 2 * size
             return None
         return [(cache, slots, cache[slots]) for cache, slots in written]
 
@@ -176,7 +179,7 @@ class GpuWindowChecks:
             return
         counts = num_sampled[: self._input_batch.num_reqs].tolist()
         if self._checks.ended(window, counts, self._tables):
-            self._checks.windows[-1]["graphs"] = self._hidden
+            self._checks.windows[-1] |= {"graphs": self._hidden, "copies_need": self._needed}
 
     def _tables(self) -> dict[str, StepTables]:
         inputs, requests = self._parts.inputs, self._input_batch.num_reqs

@@ -154,7 +154,7 @@ def net(state: Any = (), convolution: Any = (), name: str = "net") -> dict[str, 
 def test_graphs_that_could_not_run_again_for_want_of_memory_say_how_much() -> None:
     full = {"path": "full graph", "graphs": None, "copies_need": 5_500_000_000}
     reason = "nothing was compared of the timed graph's output: copies of its states take 5.5 GB, "
-    assert local_result([[window(layer(), **full)]]).reason == f"{reason}so leave the cache fewer"
+    assert local_result([[window(layer(), **full)]]).reason == f"{reason}so give the cache less"
     alone = window(layer(), path="full graph")
     assert local_result([[window(layer(), **full), alone]]).verdict is WITHIN  # another had room
 

@@ -27,6 +27,7 @@ from nwor_bench.analysis.check import check_of
 from nwor_bench.analysis.draft_rates import Rate, Worth
 from nwor_bench.analysis.measured_worth import MeasuredWorth
 from nwor_bench.analysis.parity.kv import KvMismatch, KvResult, KvVerdict, StateResult, kv_event
+from nwor_bench.analysis.parity.local import local_event, local_result
 from nwor_bench.analysis.worth import WindowTime
 from nwor_bench.records.cell import SHAM, SWITCHED
 from nwor_bench.records.facts import CudaGraphs
@@ -77,6 +78,16 @@ def gated(*verdicts: KvVerdict, parity: str = "acceptance only") -> RunData:
         kv_event(cell, KvResult(v, "its blocks were reused"), 0) for v in verdicts for cell in cells
     )
     return replace(run, batches=batches, events=(*run.events, *events))
+
+
+def without_room() -> RunData:
+    """A run whose local gate had no memory for copies of states."""
+    run = gated(KvVerdict.WITHIN)
+    window = {"path": "full graph", "graphs": None, "copies_need": 5_500_000_000, "layers": [],
+              "rejected": 0, "seconds": 0.0, "whole_caches": 0}  # fmt: skip
+    result = local_result([[window]])
+    cells = (Cell("toy", NworMode.STAGE, scv) for scv in ScvMode)
+    return replace(run, events=(*run.events, *(local_event(cell, result) for cell in cells)))
 
 
 def chosen_among_two(first: float, second: float) -> list[CellResult]:
@@ -190,6 +201,7 @@ CASES: Mapping[str, Callable[[], RunData]] = {
         (STAGE, replace(WITHIN, states=replace(STATES, verdict=KvVerdict.BROKEN))),
         (GRAPH, replace(WITHIN, states=StateResult(KvVerdict.NOT_RUN, "nobody was copied", 2)))),
     "synthetic, K/V not compared": lambda: gated(KvVerdict.NOT_RUN),
+    "no room for copies of states": without_room,
 }  # fmt: skip
 """Runs of which the answer and the questions are kept."""
 

@@ -195,7 +195,7 @@ def _nothing_compared(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> str | Non
         missing = next((what for what, _ in counts if what not in compared), None)
         if missing is not None:
             need = max((w.get("copies_need", 0) for w in windows), default=0)  # not in older runs
-            room = f": {FOR_COPIES} take {need / 1e9:.1f} GB, so leave the cache fewer"
+            room = f": {FOR_COPIES} take {need / 1e9:.1f} GB, so give the cache less"
             more = room if need and missing == TIMED_OUTPUT else ""
             return f"nothing was compared of {missing}{f' on rank {rank}' * (len(ranks) > 1)}{more}"
     return None

@@ -134,7 +134,7 @@ class FakeEngine:
         wrong: says which calls (number, cell) answer with one token changed.
         failing: what to raise in which call, by its number from 0.
         before: called at the start of every `generate` with the call's number.
-        bytes_per_token, device, dtype: as `status` tells it.
+        bytes_per_token, device, dtype, experts: as `status` tells it.
         scv_fallback: why no window is validated as an SCV mode asks.
         direct: why mode stage stages no window; None if it does.
         flips: by prefix (prompt and output so far), what mode stage answers otherwise.
@@ -152,6 +152,7 @@ class FakeEngine:
     direct: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
+    experts: int = 0
     flips: dict[tuple[int, ...], Flip] = field(default_factory=dict)
     error: float = 0.05
     decoded: list[tuple[Cell, Tokens, tuple[int, ...]]] = field(default_factory=list)
@@ -167,6 +168,7 @@ class FakeEngine:
         return EngineStatus(
             device=self.device,
             dtype=self.dtype,
+            experts=self.experts,
             attention_backend="CPU_ATTN",
             runner="V1",
             target_layers=LAYERS,

@@ -152,6 +152,28 @@ def test_each_rank_has_a_tolerance_of_its_own() -> None:
     assert finding.rank == 0
 
 
+def test_what_a_router_did_to_mode_off_in_one_layer_it_may_do_in_any() -> None:
+    """Qwen3-Next on an H200: mode off had chosen otherwise in front of other layers than ours."""
+    own = [entry(0, largest=0.007), entry(1, largest=0.05), entry(2, largest=0.84)]
+    values = [entry(0, "V", largest=0.004), entry(1, "V", largest=0.003)]
+    allowed, _ = tolerances([one_rank(*own, *values)], routed=True)
+    assert not compare_within(one_rank(entry(0, largest=0.026), *values), allowed)[1]
+    for wrong in (entry(0, largest=0.16), entry(0, "V", largest=0.026), entry(0, rms=0.02)):
+        assert compare_within(one_rank(wrong), allowed)[1]
+    assert not allowed[0, 2, "K"].compares  # nor does it blunt the others
+    dense, _ = tolerances([one_rank(*own, *values)])
+    assert compare_within(one_rank(entry(0, largest=0.026)), dense)[1]
+
+
+@pytest.mark.parametrize(("experts", "verdict"), [(512, "within tolerance"), (0, "INVALID")])
+def test_the_gate_knows_whether_the_target_has_experts(
+    tmp_path: Path, experts: int, verdict: str
+) -> None:
+    kv = FakeKvCache(wrong=lambda cell: cell == STAGE, by=0.05, own=(0.01, 0.005, 0.1))
+    _, run = swept(tmp_path, kv, device="cuda:0", experts=experts)
+    assert run.header.kv_gate.cells[STAGE.label]["verdict"] == verdict
+
+
 def test_bit_for_bit_the_first_row_of_the_lowest_layer_is_named() -> None:
     early, late = ({"request": r, "position": 4, "head": 0} for r in (0, 3))
     found = compare_exactly(

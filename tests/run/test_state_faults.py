@@ -3,6 +3,7 @@ states with the real measures: rounding in all of them, and some requests of som
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Self
 
 import pytest
@@ -178,6 +179,19 @@ def test_a_sound_mixture_of_experts_passes(flips: Callable[[int], float]) -> Non
         for seed in range(40)
     ]
     assert verdicts.count(KvVerdict.WITHIN) >= 39
+
+
+def test_with_few_requests_any_layer_s_own_errors_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a router chose otherwise is chance; what is far off is found all the same."""
+    monkeypatch.setattr("test_state_faults.FLIP", 0.1)
+    verdicts = dict.fromkeys((True, False), 0)
+    for routed, seed in product(verdicts, range(40)):
+        machine = Machine(any_layer, torch.Generator().manual_seed(seed), requests=4)
+        verdicts[routed] += checked(machine, None, routed=routed).verdict is KvVerdict.WITHIN
+    assert verdicts[True] >= 30 > verdicts[False]
+    for seed in range(SEEDS):
+        machine = Machine(any_layer, torch.Generator().manual_seed(seed), requests=4)
+        assert checked(machine, requests_are(0.0, 2)).verdict is KvVerdict.BROKEN
 
 
 def one_request_is_another(layer: int, states: Tensor) -> None:

@@ -141,6 +141,8 @@ def tolerances(
     comparisons: Iterable[Sequence[Mapping[str, Any]]],
     multiples: Mapping[str, float] = MULTIPLES,
     blunt: float = WRONG_ROW,
+    *,
+    routed: bool = False,
 ) -> tuple[dict[LayerKey, Tolerance], str | None]:
     """The tolerance of each layer from mode off against itself.
 
@@ -149,6 +151,8 @@ def tolerances(
             different batch shapes.
         multiples: measures, and how many times mode off's own is allowed.
         blunt: measures that would allow so much are left out.
+        routed: the target has experts. A rounding can send a token to another one, in mode off too;
+            which layer that shows in is chance, so its largest error there counts in all layers.
 
     Returns:
         Tolerances by rank, layer and K or V; and why there are none (non-finite rows in mode off),
@@ -168,6 +172,8 @@ def tolerances(
                 best[measure] = max(best[measure], entry[measure])
                 step = entry["one_step" if measure == "largest" else "one_element"]
                 least[measure] = max(least[measure], step)
+    if routed:
+        _spread(worst, blunt / multiples["largest"])
     by_layer = {}
     for key, errors in worst.items():
         # Never finer than one rounding step of the cache: of the largest element for the largest
@@ -175,6 +181,15 @@ def tolerances(
         allowed = {name: max(multiples[name] * errors[name], floors[key][name]) for name in errors}
         by_layer[key] = Tolerance(errors, {n: most for n, most in allowed.items() if most < blunt})
     return by_layer, None
+
+
+def _spread(worst: Mapping[LayerKey, dict[str, float]], blunt: float) -> None:
+    """Make the largest error that of any layer of its kind, but for those that are blunt."""
+    for kind in {what for _, _, what in worst}:
+        errors = [e for (_, _, what), e in worst.items() if what == kind and e["largest"] < blunt]
+        largest = max((each["largest"] for each in errors), default=0.0)
+        for each in errors:
+            each["largest"] = largest
 
 
 def compared_layers(allowed: Mapping[LayerKey, Tolerance], kinds: str | Sequence[str]) -> set[int]:

@@ -246,10 +246,9 @@ class KvGate:
         # Staged states come from another kernel than stock's, and all later layers follow them.
         self._one_attention = str(status.device).startswith("cpu") and not status.state_layers
         to_off = partial(set_modes, baseline)
+        self._routed = bool(status.experts)
         self._references = KvReferences(cache, to_off, status)
-        self._states = (
-            StateGate(cache, to_off, bool(status.experts)) if status.state_layers else None
-        )
+        self._states = StateGate(cache, to_off, self._routed) if status.state_layers else None
         self._off: tuple[KvBatch, BatchAnswer] | None = None
         self._tolerances: dict[LayerKey, Tolerance] = {}
         self._why_not: str | None = "off x off was not looked at before it"
@@ -371,7 +370,7 @@ class KvGate:
         batch, _ = self._off
         pairs = self._references.pairs(batch, lasting=True)
         compared = [self._cache.rows.compare("off", pairs), *self._references.own_errors(batch)]
-        self._tolerances, why_not = tolerances(compared)
+        self._tolerances, why_not = tolerances(compared, routed=self._routed)
         if why_not is None and not self._tolerances:
             return "no row of off x off could be compared with mode off itself"
         return why_not

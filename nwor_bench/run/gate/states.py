@@ -37,8 +37,10 @@ NOT_REPEATED = "states of mode off's prefill of the same tokens were not copied"
 
 MIN_REQUESTS = 8
 """Requests with which those of a router's choice are told from those of a fault. With fewer, the
-largest error decides as in a dense model: it finds
-smaller faults, and may take a choice for one."""
+largest error decides, of which mode off's own in any layer is the measure."""
+
+OF_FEW = {"largest": MULTIPLES["largest"], "median": MULTIPLES["median"]}
+"""Measures with fewer requests: one that went to other experts moves the rms."""
 
 FEW = f"a mixture of experts needs states of {MIN_REQUESTS} requests"
 
@@ -167,7 +169,11 @@ class StateGate:
             self._measures = ROUTED_MULTIPLES
             for comparison in comparisons:
                 _add_routed([comparison], -1)
-        self._tolerances, self._why_not = tolerances(comparisons, self._measures, BLUNT)
+        elif self._routed:
+            self._measures = OF_FEW
+        self._tolerances, self._why_not = tolerances(
+            comparisons, self._measures, BLUNT, routed=self._measures is OF_FEW
+        )
         for tolerance in self._tolerances.values():
             of_routers = {"second request", "worst head"} & tolerance.allowed.keys()
             tolerance.allowed.update(dict.fromkeys(of_routers, BLUNT))

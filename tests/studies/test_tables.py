@@ -121,6 +121,11 @@ def test_the_readmes_servers_and_compiled_window_are_those_of_the_studies() -> N
     assert f"[{ratio:.3f} [{low:.3f}, {high:.3f}]](sweeps/studies/versions/" in readme
     assert f"and {compiled['compiled64_step']} at 64." in readme
     assert f"{servers['server_64']} and {servers['server_256']} of stock's tokens/s" in readme
+    assert f"gives {servers['server_rings']} of stock's tokens/s with 32 in flight" in readme
+    states = tables.values(STUDIES / "states" / "README.md")
+    assert f"{states['rings_32']} times at 32 requests and {states['rings_80']} at 80" in words_of(
+        "docs/states.md"
+    )
 
 
 def test_the_readmes_speculation_is_the_studys() -> None:

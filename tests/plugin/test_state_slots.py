@@ -317,6 +317,21 @@ def test_stocks_graph_of_windows_is_never_replayed(hook: Any) -> None:
         ({"states": None}, "no recurrent layers"),
         ({"states": SimpleNamespace(requests=7)}, "max_num_seqs must be at most 7"),
         ({"graphs": SimpleNamespace(unavailable="graph_capture:X")}, "graph_capture:X"),
+        (
+            {
+                "states": SimpleNamespace(rings="rings", record_bytes=5_600_000_000),
+                "states_unavailable": "states:OutOfMemoryError",
+            },
+            "states:OutOfMemoryError; records take 5.6 GB beside the cache: lower "
+            "gpu_memory_utilization or max_num_seqs, or write nwor_state_rings: 0",
+        ),
+        (
+            {
+                "states": SimpleNamespace(rings=None, record_bytes=1_700_000_000),
+                "states_unavailable": "states:OutOfMemoryError",
+            },
+            "utilization or max_num_seqs",
+        ),
     ],
 )
 def test_why_windows_cannot_all_be_staged(

@@ -254,7 +254,7 @@ class RunnerHook(ABC):
         states, context = self.states, self.runner.compilation_config.static_forward_context
         if self.staging_unavailable or self.states_unavailable or states is None:
             why = self.staging_unavailable or self.states_unavailable or "no recurrent layers"
-            if states is None or "OutOfMemory" not in why:
+            if states is None or why != "states:OutOfMemoryError":
                 return why
             takes = f"{why}; records take {states.record_bytes / 1e9:.1f} GB beside the cache"
             less = f", or write {STATE_RINGS}: 0" if states.rings else ""

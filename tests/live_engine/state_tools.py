@@ -29,7 +29,7 @@ WITH_RINGS = {"additional_config": {"nwor_state_slots": 1}}
 """The arguments of an engine with one state slot a request, which keeps records in rings."""
 
 AGAINST = {"additional_config": {"nwor_state_slots": 1, "nwor_state_rings": 0}}
-"""Those of one that commits states in every window."""
+"""The arguments of one that commits states in every window."""
 
 GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL, "piecewise": PIECEWISE}
 ON_GPU = [f"{graphs}-{state}" for graphs in GRAPHS for state in ("float32", "bfloat16")]

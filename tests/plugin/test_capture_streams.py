@@ -197,7 +197,7 @@ def test_a_stream_with_memory_is_left_to_its_owner(device: Device) -> None:
 def test_later_engines_of_a_process_keep_their_streams(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's next engine may capture where a gate of the one before did; an H100 died of it."""
+    """vLLM's next engine may capture where a gate of the one before did."""
     for others in range(POOL):
         stock = []
         for _ in range(3):  # the target's, the drafter's and an encoder's

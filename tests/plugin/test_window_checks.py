@@ -136,6 +136,17 @@ def test_a_hybrids_timed_graph_is_compared_and_leaves_one_windows_states(
         assert torch.equal(cache, once)
 
 
+def test_a_checked_window_tells_what_its_graphs_gave_and_what_copies_need() -> None:
+    checks = checks_of([])
+    checks._checks.ended = lambda *_: True
+    checks._checks.windows = [{"path": "full graph"}]
+    checks._input_batch, checks._path = SimpleNamespace(num_reqs=1), "full graph"
+    checks._hidden, checks._needed = {"repeated": 0, "checking": 0}, 5
+    checks.end(None, torch.ones(1))
+    told = {"path": "full graph", "graphs": {"repeated": 0, "checking": 0}, "copies_need": 5}
+    assert checks.take() == [told]
+
+
 def test_states_without_room_are_not_replayed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = torch.tensor([[2, 5]], dtype=torch.int32)
     layer = Recurrent(tables)

@@ -115,11 +115,6 @@ class HeldValues:
         self._originals += [key, value]
         return key.clone(), value.clone()
 
-    def let_go(self, tensors: Sequence[Tensor]) -> None:
-        """Copies are held of these: their memory may be given to the next layer."""
-        for tensor in tensors:
-            self._owners.pop(tensor.data_ptr(), None)
-
 
 CommitLaunch = Callable[[Tensor], None]
 """Launches a commit for these counts, [requests] int32 on the device."""
@@ -186,25 +181,23 @@ class LayerSet:
         self.begin_forward()
 
     def begin_forward(self) -> None:
-        """Take the layout of the next layer that is held, whatever an earlier forward's was.
-
-        The first window of a size is held by copy, and so is the first run of a capture's forward.
-        Copies have other strides than the views of a fused QKV that the next run points at.
-        """
+        """The next layer's layout counts, whatever that of an earlier run of the forward was."""
         self._strides: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
-    def hold(self, place: int, key: Tensor, value: Tensor) -> None:
-        """Remember where the K/V of the layer at this place are.
+    def laid_out(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The next layer's K/V as those of the forward's first layer lie.
 
-        One launch reads all layers by the same strides. If a layer's differ from those of the
-        forward's first (Llama 4 rotates K in three of four layers, and in the fourth it is a view
-        of the fused QKV), a copy is held that is laid out alike.
+        One launch reads all layers by the same strides. If a layer's differ (Llama 4 rotates K in
+        three of four layers, and in the fourth it is a view of the fused QKV), these are copies.
         """
         if self._strides is None:
             self._strides = key.stride(), value.stride()
         of_keys, of_values = self._strides
-        self.keys[place] = _laid_out(key, of_keys)
-        self.values[place] = _laid_out(value, of_values)
+        return _laid_out(key, of_keys), _laid_out(value, of_values)
+
+    def hold(self, place: int, key: Tensor, value: Tensor) -> None:
+        """Remember where the K/V of the layer at this place are, laid out alike."""
+        self.keys[place], self.values[place] = key, value
 
     def captured_sources(self) -> StagedSources:
         """Addresses of the K/V held now, which a captured graph fills with every replay."""

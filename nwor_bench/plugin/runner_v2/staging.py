@@ -154,12 +154,10 @@ class GpuStaging(StagedLayers):
                 layer_set.begin_forward()
         of_set, place = self._places[layer]
         if not batch.copied:
-            held = self._held.take(layer, key, value)
+            held = self._held.take(layer, *of_set.laid_out(key, value))
             if held is None:
                 return Fault.ACTIVATIONS_REUSED.value
             of_set.hold(place, *held)
-            now_held = of_set.keys[place], of_set.values[place]
-            self._held.let_go([t for t, kept in zip(held, now_held, strict=True) if kept is not t])
             return ""
         _ = self.copies
         buffers = of_set.buffers

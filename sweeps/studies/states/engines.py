@@ -1,14 +1,16 @@
 r"""Do rings of records pay in an engine? Engines beside each other on one GPU, one batch at a time.
 
-    python sweeps/studies/states/engines.py engines.csv --pair qwen3.5-quarter-shape --requests 32
     python sweeps/studies/states/engines.py engines.csv --pair qwen3.5-27b-shape --requests 32 \
-      --cache-gb 9 --stock-cache-gb 28 --engine-args '{"quantization": "fp8_per_tensor"}'
+      --engines stock rings --cache-gb 9.5 --stock-cache-gb 31 \
+      --engine-args '{"quantization": "fp8_per_tensor"}'
+    python sweeps/studies/states/engines.py engines.csv --requests 32 --rounds 0 --dram dram.csv
 
 Three engines (or those of --engines): stock, one state slot a request with a commit in every
-window, the same with rings. A round is one batch of each in random order, and of `slot` twice: that
-is the noise. Prompts are random and the same for all engines of a round; drafts are accepted as the
-pair says. The engines that wait run nothing. Writes a row for each batch; prints ratios to `slot`
-with 95 % intervals.
+window, the same with rings. A round is one batch of each in random order, and of the first one
+twice: that is the noise. Prompts are random and the same for all engines of a round; drafts are
+accepted as the pair says. The engines that wait run nothing. Writes a row for each batch; prints
+ratios to the first engine with 95 % intervals. With --dram, which needs a GPU whose counters may be
+read, then the bytes of steps in which every request has a window, by the GPU's counters.
 """
 
 import argparse
@@ -17,17 +19,21 @@ import multiprocessing
 import os
 import random
 import time
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from nwor_bench.instruments.pm_sampling import METRICS, PmSampler, run_under_own_cupti
 from nwor_bench.models.pairs import resolve_pair
 from nwor_bench.stats.paired import paired_ratio
 
 DRAFTS = 4
 PROMPT = 64
+SETTLED, COUNTED = 12, 80
+"""Steps before those whose bytes are counted, in which the prompts end, and those."""
 STAGE = {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "graph"}
 SLOT = {"nwor_state_slots": 1}  # with rings, unless they are left out
 ENGINES: dict[str, tuple[dict[str, str], dict[str, int]]] = {
@@ -71,15 +77,60 @@ def engine(pipe: Connection, name: str, arguments: argparse.Namespace) -> None:
     )
     pipe.send(torch.cuda.get_device_name() if torch.cuda.is_available() else "none")
     while (batch := pipe.recv()) is not None:
-        draw = random.Random(batch)
+        measure = bytes_of_steps if batch.dram else time_of_batch
+        draw = random.Random(batch.number)
         prompts = [[draw.randrange(5, 60) for _ in range(PROMPT)] for _ in range(size)]
-        before, start = windows_of(llm), time.perf_counter()
-        outputs = llm.generate(
-            [{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False
-        )
-        seconds = time.perf_counter() - start
-        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        pipe.send({"s": seconds, "tokens": tokens, "drafts": windows_of(llm) - before})
+        pipe.send(measure(llm, [{"prompt_token_ids": ids} for ids in prompts], sampling))
+
+
+class Batch(NamedTuple):
+    """What an engine is asked for."""
+
+    number: int
+    """Decides the prompts."""
+    dram: bool = False
+
+
+def time_of_batch(llm: Any, prompts: list[Any], sampling: Any) -> dict[str, float]:
+    """Seconds, tokens and requests' windows of a whole batch."""
+    before, start = windows_of(llm), time.perf_counter()
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    return {"s": seconds, "tokens": tokens, "drafts": windows_of(llm) - before}
+
+
+def bytes_of_steps(llm: Any, prompts: list[Any], sampling: Any) -> dict[str, float]:
+    """DRAM bytes of steps in which every request has a window, and its windows' tokens."""
+    import torch
+    from vllm.sampling_params import RequestOutputKind
+
+    engine = llm.llm_engine
+    sampling.output_kind = RequestOutputKind.CUMULATIVE  # `generate` asks for the end only
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), prompt, sampling)
+
+    def generated(steps: int) -> int:
+        """Runs so many steps to their end; tokens so far."""
+        answers = [engine.step() for _ in range(steps)]
+        torch.cuda.synchronize()
+        done = {each.request_id: each for answer in answers for each in answer}
+        assert not any(each.finished for each in done.values()), "too few --tokens"
+        return sum(len(each.outputs[0].token_ids) for each in done.values())
+
+    before = generated(SETTLED)
+    sampler = PmSampler()
+    try:
+        sampler.start()
+        start = time.perf_counter()
+        tokens = generated(COUNTED) - before
+        samples = sampler.stop(time.perf_counter() - start)
+    finally:
+        sampler.close()
+    while engine.has_unfinished_requests():
+        engine.step()
+    counted = dict(zip(METRICS, samples.values.sum(0) / COUNTED, strict=True))
+    return {"steps": COUNTED, "tokens": tokens / COUNTED / len(prompts), **counted}
 
 
 def windows_of(llm: Any) -> float:
@@ -88,15 +139,15 @@ def windows_of(llm: Any) -> float:
     return float(sum(values))
 
 
-def summary(table: pd.DataFrame) -> str:
-    """Time of a request's window over that of `slot`, round by round."""
+def summary(table: pd.DataFrame, first: str) -> str:
+    """Time of a request's window over that of the first engine, round by round."""
     cost = table.assign(window=table.s / table.drafts).pivot(
         index="round", columns="engine", values="window"
     )
     lines = []
-    for name in cost.columns.drop("slot"):
-        ratio = paired_ratio(cost[name].tolist(), cost["slot"].tolist())
-        lines.append(f"{name}: {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}] of slot")
+    for name in cost.columns.drop(first):
+        ratio = paired_ratio(cost[name].tolist(), cost[first].tolist())
+        lines.append(f"{name}: {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}] of {first}")
     return "\n".join(lines)
 
 
@@ -113,7 +164,10 @@ def main() -> None:
     parser.add_argument("--engine-args", type=json.loads, default={}, help="further ones, JSON")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=600.0, help="stop after, with the start")
+    parser.add_argument("--dram", type=Path, help="count bytes too, three times; a CSV")
     arguments = parser.parse_args()
+    if arguments.dram:
+        run_under_own_cupti()
     began, spawn = time.monotonic(), multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     for name in arguments.engines:
@@ -125,18 +179,24 @@ def main() -> None:
     setting |= {"requests": arguments.requests, "gpu": " ".join(gpus)}
     rows: list[dict[str, Any]] = []
     for number in range(-1, arguments.rounds):  # the first is a warm-up
-        order = [*arguments.engines, "slot again"]
+        order = [*arguments.engines, f"{arguments.engines[0]} again"]
         for name in random.Random(number).sample(order, len(order)):
             pipe = pipes[name.split()[0]]
-            pipe.send(number)
+            pipe.send(Batch(number))
             rows.append({"round": number, "engine": name, **pipe.recv()})
         table = pd.DataFrame(rows)
         table = table[table["round"] >= 0].assign(**setting)
         table.to_csv(arguments.output, index=False, float_format="%.6g")
         if number > 1:
-            print(number, summary(table), sep="\n", flush=True)
+            print(number, summary(table, arguments.engines[0]), sep="\n", flush=True)
         if time.monotonic() - began > arguments.seconds:
             break
+    counted = list[dict[str, Any]]()
+    for number, (name, pipe) in product(range(3 if arguments.dram else 0), pipes.items()):
+        pipe.send(Batch(number, dram=True))
+        counted.append({"round": number, "engine": name, **pipe.recv(), **setting})
+        pd.DataFrame(counted).to_csv(arguments.dram, index=False, float_format="%.6g")
+        print(counted[-1], flush=True)
     for pipe in pipes.values():
         pipe.send(None)
 

@@ -1,6 +1,7 @@
 """A set is captured on one stream, and no set that lives shares it with one that ends."""
 
 import gc
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,21 +12,24 @@ import pytest
 import torch
 
 from nwor_bench.plugin.runner_v2 import capture_streams
-from nwor_bench.plugin.runner_v2.capture_streams import POOL, note_stocks_graphs, unused_stream
+from nwor_bench.plugin.runner_v2.capture_streams import unused_stream
 
 pytestmark = pytest.mark.slow  # vLLM's graph managers are imported
 
 GPU = torch.device("cuda", 0)
+POOL = 32
+"""Streams that PyTorch hands out."""
 SHAPES = 37
 """Full graphs of 64 requests and four drafts: more than PyTorch has streams."""
 
 
 class Stream:
-    """A handle of PyTorch's streams."""
+    """A handle of PyTorch's streams, or of one that CUDA made."""
 
     device = GPU
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, device: torch.device = GPU) -> None:
+        assert device == GPU
         self.cuda_stream = handle
 
     def __eq__(self, other: object) -> bool:
@@ -46,24 +50,23 @@ class Device:
 
         import nwor_bench.plugin.runner_v2.graph_sets  # noqa: F401  (annotations need the real one)
 
-        self.next, self.current = 0, [Stream(-1)]
+        self.next, self.made, self.current = 0, 0, [Stream(-1)]
         self.workspaces: dict[int, object] = {-1: object()}
-        self.graphs: WeakSet[Graph] = WeakSet()
-        monkeypatch.setattr(torch.cuda, "Stream", self.take)
+        monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current[-1])
-        monkeypatch.setattr(torch.cuda, "memory_snapshot", self.segments)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 1))
         for name in ("synchronize", "empty_cache"):
             monkeypatch.setattr(torch.cuda, name, lambda: None)
         monkeypatch.setattr(cudagraph_utils, "graph_capture", self.vllms)
-        monkeypatch.setattr(capture_streams, "_given", capture_streams.WeakSet())
-        monkeypatch.setattr(capture_streams, "_ours", set[int]())
+        monkeypatch.setattr(capture_streams, "_given", WeakSet())
+        monkeypatch.setattr(capture_streams, "_made", defaultdict(list))
+        monkeypatch.setattr(capture_streams, "_new_stream", self.make)
 
-    def take(self, device: torch.device) -> Stream:
-        assert device == GPU
-        self.next += 1
-        return Stream(self.next % POOL)
+    def make(self, device: torch.device) -> int:
+        """CUDA's handle of a new stream."""
+        self.made += 1
+        return POOL + self.made
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -73,15 +76,10 @@ class Device:
 
     @contextmanager
     def vllms(self, device: torch.device) -> Iterator[None]:
-        """vLLM's context: another stream each time."""
-        with self.on(self.take(device)):
+        """vLLM's context: PyTorch's next stream each time."""
+        self.next += 1
+        with self.on(Stream(self.next % POOL)):
             yield
-
-    def segments(self) -> list[dict[str, Any]]:
-        """Graphs have memory in a pool of their own."""
-        pools = [(stream, (0, 0)) for stream in self.workspaces]
-        pools += [(graph.stream, (0, 1)) for graph in self.graphs]
-        return [{"stream": stream, "segment_pool_id": pool} for stream, pool in pools]
 
 
 class Graph:
@@ -90,7 +88,6 @@ class Graph:
     def __init__(self, device: Device) -> None:
         self.device, self.stream = device, device.current[-1].cuda_stream
         self.workspace = device.workspaces.setdefault(self.stream, object())
-        device.graphs.add(self)
 
     def replay(self) -> None:
         assert self.device.workspaces.get(self.stream) is self.workspace, "illegal memory access"
@@ -180,47 +177,67 @@ def test_graphs_outlive_those_of_a_set_that_ends(
 
 
 def test_a_stream_serves_again_only_when_nobody_holds_it(device: Device) -> None:
-    held = [unused_stream(GPU) for _ in range(POOL)]
-    assert len(set(held)) == POOL
-    with pytest.raises(RuntimeError, match="all 32 streams of cuda:0 are in use"):
-        unused_stream(GPU)
+    held = [unused_stream(GPU) for _ in range(2 * POOL)]
+    assert len(set(held)) == 2 * POOL
     ended = held.pop(7).cuda_stream
     gc.collect()
     assert unused_stream(GPU).cuda_stream == ended
 
 
-def test_a_stream_with_memory_is_left_to_its_owner(device: Device) -> None:
-    device.workspaces = dict.fromkeys(range(POOL - 1), object())
-    assert unused_stream(GPU).cuda_stream == POOL - 1
-
-
-def test_later_engines_of_a_process_keep_their_streams(
+def test_a_set_keeps_its_stream_as_long_as_its_graphs(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's next engine may capture where a gate of the one before did."""
-    for others in range(POOL):
+    """Graphs in a cycle end some time later, and free their stream's workspace then."""
+    ended = set_of(device, monkeypatch)
+    manager = ended._manager
+    manager.itself = manager
+    ended.give_up("checked")
+    del ended, manager
+    after = set_of(device, monkeypatch)
+    gc.collect()
+    replay_all(after)
+
+
+def test_engines_and_gates_of_a_process_have_as_many_streams_as_sets_live_at_once(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM captures on any of PyTorch's streams; an H100 was left without one after 30 gates."""
+    for _ in range(2):
         stock = []
-        for _ in range(3):  # the target's, the drafter's and an encoder's
+        for _ in range(POOL):
             with device.vllms(GPU):
                 stock.append(Graph(device))
-        for _ in range(others):
-            device.take(GPU)
-        note_stocks_graphs()
-        stage, checking = set_of(device, monkeypatch), set_of(device, monkeypatch, only=0)
-        checking.give_up("checked")
+        stage = set_of(device, monkeypatch)
+        for _ in range(POOL):
+            set_of(device, monkeypatch, only=0).give_up("checked")
         replay_all(stage)
         for graph in stock:
             graph.replay()
         stage.give_up("closed")  # what is patched outlives the test
         del stock, graph
-        device.workspaces |= {stream: object() for stream in capture_streams._ours}
+    assert device.made == 2
 
 
-def test_memory_that_outlives_a_set_does_not_keep_its_stream(device: Device) -> None:
-    """Gates have sets of their own; an H100 was left without a stream after some thirty."""
-    for _ in range(3 * POOL):
-        device.workspaces[unused_stream(GPU).cuda_stream] = object()
-    with device.vllms(GPU):
-        stock = Graph(device)
-    held = unused_stream(GPU)
-    assert held != stock.stream
+@pytest.mark.gpu
+def test_graphs_on_streams_that_cuda_made() -> None:
+    """More sets than PyTorch has streams; each multiplies as it did after others ended."""
+    weights = torch.randn(256, 256, device=GPU)
+    given, sets = torch.randn(8, 256, device=GPU), []
+    pools = {torch.cuda.Stream(GPU).cuda_stream for _ in range(POOL)}
+    for _ in range(POOL + 8):
+        stream, graph = unused_stream(GPU), torch.cuda.CUDAGraph()
+        assert stream.cuda_stream not in pools
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            given @ weights  # cuBLAS sets up
+        with torch.cuda.graph(graph, stream=stream):
+            out = given @ weights
+        sets.append((stream, graph, out))
+    assert len({stream.cuda_stream for stream, *_ in sets}) == POOL + 8
+    del sets[::2], stream, graph, out
+    torch.cuda.empty_cache()
+    given.normal_()
+    for _, graph, out in sets:
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.testing.assert_close(out, given @ weights)

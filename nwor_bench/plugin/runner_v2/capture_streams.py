@@ -8,9 +8,11 @@ Sets that end at different times must not share a stream. A captured matrix prod
 address of its stream's workspace, and when a graph ends, PyTorch 2.14 frees the workspace of the
 stream on which that graph was captured, even if others use it (`CUDAGraph::reset`, pytorch issue
 193402). Once that memory is given back, a replay of the graphs that are left is an illegal memory
-access. `torch.cuda.Stream` makes no streams: it hands out POOL of them in turn, again and again.
+access. `torch.cuda.Stream` makes no streams: it hands out 32 of them in turn, again and again, to
+vLLM's own captures too. So CUDA makes ours.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -20,45 +22,39 @@ import torch
 
 from nwor_bench.plugin.patching import Patch
 
-POOL = 32
-"""Streams that PyTorch hands out on a device."""
+_made: defaultdict[torch.device, list[int]] = defaultdict(list)
+"""Handles of our streams. None is destroyed: PyTorch keeps memory by handle, and CUDA might give
+the same one to somebody else."""
 
 _given: "WeakSet[Any]" = WeakSet()
 """Streams from `unused_stream` that somebody still holds."""
 
-_ours: set[int] = set()
-"""Handles of those that were given, and on which nobody else has captured a graph since."""
-
-
-def note_stocks_graphs() -> None:
-    """vLLM has captured an engine's graphs, in a process that had others before perhaps on streams
-    that were ours: memory in a pool of graphs shows those that still exist."""
-    if not _ours:
-        return
-    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    captured = {each["stream"] for each in segments if any(each["segment_pool_id"])}
-    _ours.difference_update(captured - {each.cuda_stream for each in _given})
-
 
 def unused_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream on which no graph that still exists was captured; its holder keeps it unused.
-
-    Graphs of others are found by the memory that was allocated on their streams. One of ours serves
-    again once nobody holds it: memory on it may outlive its graphs.
+    """A stream of ours that nobody holds. Hold it as long as graphs that were captured on it exist.
 
     Raises:
-        RuntimeError: all streams are in use.
+        RuntimeError: CUDA made none.
     """
-    snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    others = {segment["stream"] for segment in snapshot} - _ours
-    streams = [torch.cuda.Stream(device) for _ in range(POOL)]  # type: ignore[no-untyped-call]
-    free = [each for each in streams if each not in _given and each.cuda_stream not in others]
-    if not free:
-        raise RuntimeError(f"all {POOL} streams of {device} are in use: none is left for a graph")
-    stream = min(free, key=lambda each: each.cuda_stream in _ours)
+    held, made = {each.cuda_stream for each in _given}, _made[device]
+    handle = next((each for each in made if each not in held), None)
+    if handle is None:
+        handle = _new_stream(device)
+        made.append(handle)
+    stream: torch.cuda.Stream = torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]
     _given.add(stream)
-    _ours.add(stream.cuda_stream)
     return stream
+
+
+def _new_stream(device: torch.device) -> int:
+    """One that does not wait for the default stream, as PyTorch's do not."""
+    from cuda.bindings import runtime  # PyTorch's CUDA builds depend on it
+
+    with torch.cuda.device(device):
+        error, stream = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
+    if int(error):
+        raise RuntimeError(f"no stream for graphs of {device}: {error}")
+    return int(stream)
 
 
 @contextmanager

@@ -71,7 +71,6 @@ class StagingGraphs:
         self._window = window
         self._staging = staging
         self._manager: ModelCudaGraphManager | None = None
-        self._stream: torch.cuda.Stream | None = None
         self._copied = copied
         self.only: Any = None
         """The one shape that is captured; None: every shape that vLLM has captured."""
@@ -122,8 +121,9 @@ class StagingGraphs:
         free_before, started = torch.cuda.mem_get_info()[0], time.perf_counter()
         try:
             self._manager = self._make_manager()
-            self._stream = unused_stream(self._runner.device)
-            with self._dummy_adapters(), capturing_on(self._stream):
+            stream = unused_stream(self._runner.device)
+            self._manager.captured_on = stream  # held as long as the graphs
+            with self._dummy_adapters(), capturing_on(stream):
                 for desc in self.wanted():
                     self.shapes[desc] = self._capture_one(self._manager, desc)
         except Exception as fault:  # out of memory, or a kernel that cannot be captured
@@ -143,7 +143,7 @@ class StagingGraphs:
         if reason is None:
             return
         self.shapes.clear()
-        self._manager = self._stream = None
+        self._manager = None
         self.unavailable = reason
         torch.cuda.empty_cache()
 

@@ -34,7 +34,6 @@ from nwor_bench.plugin.runner_v2.attention_choice import (
     kernels_digest,
 )
 from nwor_bench.plugin.runner_v2.attention_decision import Contender
-from nwor_bench.plugin.runner_v2.capture_streams import note_stocks_graphs
 from nwor_bench.plugin.runner_v2.committed import CommittedOnly, decode_shortened, without_mask
 from nwor_bench.plugin.runner_v2.gated_delta import set_up_states, state_patches
 from nwor_bench.plugin.runner_v2.graph_sets import ControlGraphs, StagingGraphs, StockGraphs
@@ -77,7 +76,6 @@ class StagingParts:
         reason = reason or refusals.of_target(runner, target, self._why_no_kernel)
         if reason:
             raise StagingUnavailable(reason)
-        note_stocks_graphs()
         slots = slot_rows(runner, target.staged)
         caches = target_caches(runner, target.staged, slots)
         most_drafts = runner.max_num_reqs * runner.num_speculative_steps

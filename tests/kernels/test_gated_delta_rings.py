@@ -78,6 +78,7 @@ class Engine:
         self.plain: Case
         self.rows: list[int | None] = []
         self.live, self.written, self.deepest = [0] * REQUESTS, 0, 0
+        self.worst_output = self.worst_state = 0.0
         for request in range(REQUESTS):
             self.join(request)
 
@@ -161,7 +162,9 @@ class Engine:
         assert not bool(out[tokens : case.tokens].any()), "tokens without a ring have outputs"
         if tokens:
             expected = gated(wanted, norm, torch.float32) if norm else wanted
-            assert largest_error(out[:tokens].cpu(), expected[:tokens].cpu()) < 1e-5 + self.drift
+            error = largest_error(out[:tokens].cpu(), expected[:tokens].cpu())
+            self.worst_output = max(self.worst_output, error)
+            assert error < 1e-5 + self.drift
         assert_same(self.states, before[0])
         mine = torch.zeros(REQUESTS + 1, RECORD_ROWS, dtype=torch.bool)
         for request, length in zip(self.rows, case.lengths, strict=True):
@@ -187,7 +190,9 @@ class Engine:
                 slot = self.slots[group][request]
                 state = self.states[layer, slot].cpu()
                 if self.live[request]:
-                    assert_rounded(state, self.exact[layer, request], SLACK + self.drift)
+                    exact = self.exact[layer, request]
+                    self.worst_state = max(self.worst_state, largest_error(state, exact))
+                    assert_rounded(state, exact, SLACK + self.drift)
                 if not self.lasting:
                     self.exact[layer, request] = state.double()  # what is cached from here on
                 before[layer, slot] = self.states[layer, slot]
@@ -230,12 +235,18 @@ def test_many_windows(kernels, window, shape, norm, state_dtype):
 
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="takes minutes, and the interpreter truncates to bfloat16")
-@pytest.mark.parametrize("state_dtype", list(DRIFT))
-def test_errors_of_long_outputs(kernels, state_dtype) -> None:
+@pytest.mark.parametrize(
+    "state_dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize(
+    "shape", [Shape(1, 2, 16, 16), pytest.param(Shape(1, 3, 128, 128), marks=pytest.mark.long)]
+)
+def test_errors_of_long_outputs(kernels, shape, state_dtype) -> None:
     """About 2,000 tokens a request."""
-    shape = Shape(key_heads=1, value_heads=2, key_dim=16, value_dim=16)
-    engine = Engine(kernels, 4, 5, shape=shape, state_dtype=state_dtype, lasting=True)
-    assert engine.run(900).written > 300
+    engine = Engine(kernels, 4, 5, shape=shape, state_dtype=state_dtype, lasting=True).run(900)
+    print(f"\n{shape}, {state_dtype}: outputs off by {engine.worst_output:.2g} of the largest, "
+          f"states by {engine.worst_state:.2g}")  # fmt: skip
+    assert engine.written > 300
 
 
 def with_an_empty_ring(kernels, rings: bool) -> tuple[Tensor, ...]:

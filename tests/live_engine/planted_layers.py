@@ -171,8 +171,9 @@ def in_wrapper(ours: tuple[str, int], on_cpu: tuple[str, int]) -> PlantOf:
                 own = list(given)
                 staging = None if on_gpu or own[0] is not layer else layer.staging
                 if on_gpu or (staging is not None and staging.window.is_staging):
-                    own[place] = own[place].clone()
-                    own[place][:, HEAD % own[place].shape[1]] *= 1 + size
+                    own[place] = part = own[place].clone()
+                    head = part[:, HEAD % part.shape[1]]
+                    head.copy_(head.float() * (1 + size))  # PyTorch does not multiply fp8
                 return original(*own, **named)
 
             return called

@@ -123,9 +123,13 @@ def test_the_readmes_servers_and_compiled_window_are_those_of_the_studies() -> N
     assert f"{servers['server_64']} and {servers['server_256']} of stock's tokens/s" in readme
     assert f"gives {servers['server_rings']} of stock's tokens/s with 32 in flight" in readme
     states = tables.values(STUDIES / "states" / "README.md")
-    assert f"{states['rings_32']} times at 32 requests and {states['rings_80']} at 80" in words_of(
-        "docs/states.md"
-    )
+    assert f"a batch of 32 takes {states['rings_stock']} of stock's time" in readme
+    results = words_of("docs/results-h200.md")
+    assert f"a batch of 32 in fp8 takes {states['rings_stock']} of stock's time" in results
+    rings = words_of("docs/states.md")
+    assert f"(fp8, H200, 32 requests) {states['rings_stock']} times as long as stock's" in rings
+    moved = f"moves {states['ring_moved']} GB of states a step there, `plan` says "
+    assert f"{moved}{states['ring_moved_said']}." in rings
 
 
 def test_the_readmes_speculation_is_the_studys() -> None:

@@ -127,22 +127,36 @@ SELECT states, requests || 'x' || drafts AS window, fmt('{:.1f}', verify_us) AS 
 FROM own_rings ORDER BY states DESC, drafts, requests;
 
 -- view beside
-SELECT pair, requests, gpu, rings.weights, count(*) AS rounds, median(rings.s / slot.s) AS middle, median(again.s / slot.s) AS a_a,
-  fmt('{:.3f} [{:.3f}, {:.3f}]', median(rings.s / slot.s), median_low(rings.s / slot.s), median_high(rings.s / slot.s)) AS rings,
-  fmt('{:.3f} [{:.3f}, {:.3f}]', median(again.s / slot.s), median_low(again.s / slot.s), median_high(again.s / slot.s)) AS again,
+SELECT run, pair, requests, gpu, rings.weights, base.engine AS base, count(*) AS rounds, median(rings.s / base.s) AS middle,
+  fmt('{:.3f} [{:.3f}, {:.3f}]', median(rings.s / base.s), median_low(rings.s / base.s), median_high(rings.s / base.s)) AS rings,
+  fmt('{:.3f} [{:.3f}, {:.3f}]', median(again.s / base.s), median_low(again.s / base.s), median_high(again.s / base.s)) AS again,
   fmt('{:.0f} to {:.0f}', min(1e3 * requests * rings.s / rings.drafts), max(1e3 * requests * rings.s / rings.drafts)) AS spread,
-  median(1e3 * requests * slot.s / slot.drafts) AS slot_ms, median(1e3 * requests * rings.s / rings.drafts) AS rings_ms
-FROM engines AS rings JOIN engines AS slot USING (pair, requests, gpu, round) JOIN engines AS again USING (pair, requests, gpu, round)
-WHERE rings.engine = 'rings' AND slot.engine = 'slot' AND again.engine = 'slot again' GROUP BY pair, requests;
+  median(1e3 * requests * base.s / base.drafts) AS base_ms, median(1e3 * requests * rings.s / rings.drafts) AS rings_ms
+FROM engines AS rings JOIN engines AS base USING (run, pair, requests, gpu, round) JOIN engines AS again USING (run, pair, requests, gpu, round)
+WHERE rings.engine = 'rings' AND again.engine = base.engine || ' again' GROUP BY run, pair, requests, base.engine;
 
 -- values
 SELECT max(CASE WHEN pair LIKE '%quarter%' THEN rings END) AS engine_rings, max(CASE WHEN pair LIKE '%quarter%' THEN spread END) AS engine_window,
-  max(CASE WHEN pair LIKE '%27b%' AND requests = 32 THEN rings END) AS rings_32, max(CASE WHEN requests = 80 THEN rings END) AS rings_80 FROM beside;
+  max(CASE WHEN base = 'slot' AND pair LIKE '%27b%' AND requests = 32 THEN rings END) AS rings_32, max(CASE WHEN requests = 80 THEN rings END) AS rings_80,
+  max(CASE WHEN base = 'stock' AND rounds > 3 THEN rings END) AS rings_stock, max(CASE WHEN base = 'stock' AND rounds > 3 THEN again END) AS stock_again,
+  fmt('{:.3f}', max(CASE WHEN base = 'stock' AND rounds = 3 THEN middle END)) AS rings_first FROM beside;
 
 -- table engines_beside
-SELECT replace(pair, '-shape', '') AS model, CASE WHEN weights IS NULL THEN 'bf16' ELSE 'fp8' END AS weights, requests, gpu AS "GPU", rounds,
-  fmt('{:.1f}', slot_ms) AS "commit in every window, ms", fmt('{:.1f}', rings_ms) AS "rings, ms", rings AS "rings over it", again AS "itself again"
-FROM beside ORDER BY pair, requests;
+SELECT replace(pair, '-shape', '') AS model, CASE WHEN weights IS NULL THEN 'bf16' ELSE 'fp8' END AS weights, requests, gpu AS "GPU",
+  CASE base WHEN 'slot' THEN 'a commit in every window' ELSE base END AS beside, rounds,
+  fmt('{:.1f}', base_ms) AS "its window, ms", fmt('{:.1f}', rings_ms) AS "with rings, ms", rings AS "rings over it", again AS "itself again"
+FROM beside WHERE rounds > 3 ORDER BY pair, requests, base DESC;
+
+-- view counted
+SELECT engine, avg(dram_read_bytes) / 1e9 AS read, avg(dram_write_bytes) / 1e9 AS written, avg(predicted_read) / 1e9 AS read_said, avg(predicted_written) / 1e9 AS written_said
+FROM ring_dram GROUP BY engine;
+
+-- values
+SELECT fmt('{:.2f}', rings.read - stock.read) AS ring_read, fmt('{:.2f}', rings.read_said - stock.read_said) AS ring_read_said,
+  fmt('{:.2f}', stock.written - rings.written) AS ring_unwritten, fmt('{:.2f}', stock.written_said - rings.written_said) AS ring_unwritten_said,
+  fmt('{:.2f}', stock.read_said + stock.written_said + rings.read + rings.written - stock.read - stock.written) AS ring_moved,
+  fmt('{:.2f}', rings.read_said + rings.written_said) AS ring_moved_said
+FROM counted AS rings JOIN counted AS stock ON rings.engine = 'rings' AND stock.engine = 'stock';
 
 -- view rings
 SELECT model, states, requests, drafts, max(us_layer * (name = 'today')) AS verify, max(us_layer * (name = 'commit')) AS writing,

@@ -28,6 +28,7 @@ import pandas as pd
 
 from nwor_bench.instruments.pm_sampling import METRICS, PmSampler, run_under_own_cupti
 from nwor_bench.models.pairs import resolve_pair
+from nwor_bench.models.recurrent import recurrent_layers
 from nwor_bench.stats.paired import paired_ratio
 
 DRAFTS = 4
@@ -133,6 +134,17 @@ def bytes_of_steps(llm: Any, prompts: list[Any], sampling: Any) -> dict[str, flo
     return {"steps": COUNTED, "tokens": tokens / COUNTED / len(prompts), **counted}
 
 
+def predicted_bytes(pair: str, engine: str, requests: int, tokens: float) -> dict[str, float]:
+    """Bytes of states that a step moves, as `nwor-bench plan` says, at so many tokens a window."""
+    config = json.loads((Path(resolve_pair(pair).target) / "config.json").read_text())
+    states = recurrent_layers(config)
+    assert states is not None
+    given = requests, DRAFTS, (tokens - 1) * requests
+    moved = {"stock": lambda: states.moved(*given[:2]), "slot": lambda: states.staged(*given),
+             "rings": lambda: states.with_rings(*given)}[engine]()  # fmt: skip
+    return {"predicted_read": moved.read, "predicted_written": moved.written}
+
+
 def windows_of(llm: Any) -> float:
     """Windows of requests so far, by vLLM's own counter."""
     values = (m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_drafts")
@@ -177,6 +189,7 @@ def main() -> None:
     print(*gpus, f"engines started in {time.monotonic() - began:.0f} s", flush=True)
     setting = {"pair": arguments.pair, "weights": arguments.engine_args.get("quantization")}
     setting |= {"requests": arguments.requests, "gpu": " ".join(gpus)}
+    setting["run"] = time.strftime("%Y-%m-%d %H:%M")
     rows: list[dict[str, Any]] = []
     for number in range(-1, arguments.rounds):  # the first is a warm-up
         order = [*arguments.engines, f"{arguments.engines[0]} again"]
@@ -194,7 +207,9 @@ def main() -> None:
     counted = list[dict[str, Any]]()
     for number, (name, pipe) in product(range(3 if arguments.dram else 0), pipes.items()):
         pipe.send(Batch(number, dram=True))
-        counted.append({"round": number, "engine": name, **pipe.recv(), **setting})
+        found = pipe.recv()
+        said = predicted_bytes(arguments.pair, name, arguments.requests, found["tokens"])
+        counted.append({"round": number, "engine": name, **found, **said, **setting})
         pd.DataFrame(counted).to_csv(arguments.dram, index=False, float_format="%.6g")
         print(counted[-1], flush=True)
     for pipe in pipes.values():

@@ -46,8 +46,8 @@ def test_kernels_need_torch_and_triton_and_statistics_numpy_and_scipy() -> None:
     assert packages_imported_by("nwor_bench.stats") == {"numpy", "scipy"}
 
 
-NOT_OURS_TO_INSTALL = {"torch", "triton", "flashinfer", "vllm", "pydantic_core"}
-"""Packages that come with vLLM (PyTorch, Triton, FlashInfer) or pydantic."""
+NOT_OURS_TO_INSTALL = {"torch", "triton", "cuda", "flashinfer", "vllm", "pydantic_core"}
+"""Packages that come with vLLM (PyTorch with Triton and CUDA's bindings, FlashInfer) or pydantic."""
 
 
 def undeclared(declared: Iterable[str]) -> set[str]:

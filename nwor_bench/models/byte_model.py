@@ -266,7 +266,8 @@ def requests_that_fit(
 ) -> int:
     """Requests whose states and K/V (context and window) fit beside the weights; 0 if none does.
 
-    `slots` are states of a request and layer: without a number one a token, as stock vLLM.
+    `slots` are states of a request and layer: without a number one a token, as stock vLLM; with one
+    slot a request has a ring of records too.
     """
     states, tokens = model.shape.recurrent, load.context + load.draft_tokens + 1
     if states is None:
@@ -275,6 +276,8 @@ def requests_that_fit(
         request = reserved_states(model, states, load, slots or load.draft_tokens + 1)
         blocks = ceil(tokens / cache_block(model, states, load)) * len(model.shape.attending)
         request += blocks * padded_page(model, states, load)
+        if slots == 1:
+            request += states.ring_bytes(load.draft_tokens, load.ranks)
     return max(0, int((memory * MEMORY_SHARE - model.weights(load.ranks)) // request))
 
 

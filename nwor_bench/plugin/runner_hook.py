@@ -20,7 +20,7 @@ from nwor_bench.plugin.states import WindowStates
 from nwor_bench.plugin.step import Accumulator, DeviceClock, Step
 from nwor_bench.plugin.window import Window, close_leftover
 from nwor_bench.records.fallback_reasons import STATES_OF_TOO_MANY
-from nwor_bench.records.state_slots import FIELD, STATE_RINGS, one_slot
+from nwor_bench.records.state_slots import FIELD, one_slot
 from nwor_bench.records.types import BesidePrefill, NworMode, ScvMode
 from nwor_bench.records.window import WindowRecord
 from nwor_bench.records.window_order import UNDELIVERED, WindowPlace, only_verifies
@@ -257,8 +257,7 @@ class RunnerHook(ABC):
             if states is None or why != "states:OutOfMemoryError":
                 return why
             takes = f"{why}; records take {states.record_bytes / 1e9:.1f} GB beside the cache"
-            less = f", or write {STATE_RINGS}: 0" if states.rings else ""
-            return f"{takes}: lower gpu_memory_utilization or max_num_seqs{less}"
+            return f"{takes}: lower gpu_memory_utilization or max_num_seqs"
         if states.requests < self.runner.max_num_reqs:
             return f"{STATES_OF_TOO_MANY}; max_num_seqs must be at most {states.requests}"
         drafter = next((n for n in self.layers.drafter if is_recurrent(context[n])), None)

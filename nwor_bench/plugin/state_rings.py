@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nwor_bench.errors import EngineError
-from nwor_bench.records.state_slots import has_rings, one_slot
+from nwor_bench.records.state_slots import one_slot
 from nwor_kernels.gated_delta.records import RecordRings
 from nwor_kernels.limits import RECORD_ROWS
 
@@ -21,11 +21,11 @@ RINGS = "rings of states' records"
 """Subject of an error of the rings."""
 
 
-def slots_of(runner: Any, window: int, requests: int) -> dict[str, Any]:
-    """`WindowStates`' arguments that an engine's additional_config decides."""
-    config = runner.vllm_config.additional_config
-    rings = StateRings(requests, window, runner.device) if has_rings(config, window) else None
-    return {"one_slot": one_slot(config), "rings": rings}
+def rings_of(runner: Any, window: int, requests: int) -> "StateRings | None":
+    """The rings of an engine with one state slot a request; None for others."""
+    if not one_slot(runner.vllm_config.additional_config):
+        return None
+    return StateRings(requests, window, runner.device)
 
 
 class StateRings:

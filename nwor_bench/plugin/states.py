@@ -99,9 +99,9 @@ class WindowStates:
         length: most tokens of a request's window, k + 1.
         requests: most requests of a window; with more it is left to stock.
         dtype: of the convolution's output.
-        one_slot: the engine has one slot a request (`state_slots`), so every window with drafts is
-            staged, whatever becomes of its K/V and whatever runs beside it, or the step dies.
-        rings: with one slot, where committed records are kept; None: each commit writes states.
+        rings: the engine has one slot a request (`state_slots`), and committed records are kept
+            here. Every window with drafts is then staged, whatever becomes of its K/V and whatever
+            runs beside it, or the step dies. None: each commit writes states.
     """
 
     def __init__(
@@ -113,12 +113,11 @@ class WindowStates:
         requests: int,
         dtype: torch.dtype,
         kernels: StateKernels,
-        one_slot: bool = False,
         rings: StateRings | None = None,
     ):
         self.layers = list(layers)
         self.requests = requests
-        self.one_slot = one_slot
+        self.one_slot = rings is not None
         self.rings = rings
         self.unavailable: str | None = None
         """Why stock writes every state; None if they are staged."""

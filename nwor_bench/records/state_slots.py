@@ -1,8 +1,9 @@
 """The switch of an engine that reserves one state slot a request, and what it cannot go with.
 
 Stock vLLM reserves k + 1 slots of recurrent states a request, one for the state behind each token
-of a window. Mode stage writes one state, so an engine that always stages needs one slot. vLLM's own
-`--additional-config '{"nwor_state_slots": 1}'` asks for it.
+of a window. Mode stage writes one state, so an engine that always stages needs one slot, and has a
+ring of records for each request. vLLM's own `--additional-config '{"nwor_state_slots": 1}'` asks
+for it.
 """
 
 from collections.abc import Mapping
@@ -15,14 +16,6 @@ from nwor_kernels.limits import RECORD_ROWS
 STATE_SLOTS = "nwor_state_slots"
 """Entry of vLLM's additional_config."""
 
-STATE_RINGS = "nwor_state_rings"
-"""Entry beside it. 1: committed tokens' records stay in rings, a full ring's state is written."""
-
-LONGEST_WITH_RINGS = RECORD_ROWS // 2 + 1
-"""Most tokens of a window for which there are rings unless STATE_RINGS says otherwise: windows of 5
-were measured to be faster with them in engines, of 9 in kernels; longer ones fill a ring nearly
-every time."""
-
 ADDITIONAL = "additional_config"
 """vLLM's argument."""
 
@@ -30,16 +23,8 @@ FIELD = f"{ADDITIONAL}: {STATE_SLOTS}"
 
 
 def one_slot(additional_config: Any) -> bool:
-    """True if this additional_config of vLLM asks for one state slot a request, or names rings."""
-    asked = additional_config if isinstance(additional_config, Mapping) else ()
-    return STATE_SLOTS in asked or STATE_RINGS in asked
-
-
-def has_rings(additional_config: Any, window: int) -> bool:
-    """True if an engine with this additional_config and windows of so many tokens keeps records in
-    rings: with one slot, unless it says 0."""
-    default = int(window <= LONGEST_WITH_RINGS)
-    return one_slot(additional_config) and additional_config.get(STATE_RINGS, default) == 1
+    """True if this additional_config of vLLM asks for one state slot a request."""
+    return isinstance(additional_config, Mapping) and STATE_SLOTS in additional_config
 
 
 def check_one_slot(config: Any, nwor_mode: str) -> None:
@@ -49,12 +34,7 @@ def check_one_slot(config: Any, nwor_mode: str) -> None:
         config: vLLM's VllmConfig, with the switch.
         nwor_mode: VLLM_NWOR_MODE of the engine.
     """
-    asked, window = config.additional_config, config.num_speculative_tokens + 1
-    value, rings = asked.get(STATE_SLOTS), asked.get(STATE_RINGS, 0)
-    is_known = type(rings) is int and rings in (0, 1)
-    if STATE_SLOTS not in asked or not is_known or rings * window > RECORD_ROWS:
-        remedy = f"write 0, or 1 for windows of at most {RECORD_ROWS} tokens, beside {STATE_SLOTS}"
-        raise ConfigError.for_field(f"{ADDITIONAL}: {STATE_RINGS}", rings, remedy)
+    value = config.additional_config[STATE_SLOTS]
     if type(value) is not int or value != 1:
         raise ConfigError.for_field(FIELD, value, "write 1, or leave it out")
     if nwor_mode != NworMode.STAGE:
@@ -63,6 +43,9 @@ def check_one_slot(config: Any, nwor_mode: str) -> None:
     speculation, cache = config.speculative_config, config.cache_config
     if speculation is None:
         raise ConfigError.for_field(FIELD, value, "without drafts vLLM has one slot; leave it out")
+    if config.num_speculative_tokens >= RECORD_ROWS:
+        remedy = f"with {STATE_SLOTS} windows have at most {RECORD_ROWS} tokens; write less"
+        raise ConfigError.for_field("num_speculative_tokens", config.num_speculative_tokens, remedy)
     for name in ("num_speculative_tokens_per_batch_size", ADAPTIVE_VERIFICATION):
         changing = getattr(speculation, name, None)
         if changing:

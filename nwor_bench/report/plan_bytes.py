@@ -12,7 +12,7 @@ from nwor_bench.models.byte_model import (
 )
 from nwor_bench.models.config_json import KNOWN_TYPES
 from nwor_bench.models.recurrent import STAGED_KINDS, Moved, RecurrentLayers
-from nwor_bench.records.state_slots import STATE_RINGS, STATE_SLOTS, has_rings
+from nwor_bench.records.state_slots import STATE_SLOTS
 from nwor_bench.report.document import Paragraph, Section, Table, table
 from nwor_bench.report.text import plural, size
 from nwor_bench.report.text import two_digits as percent
@@ -174,18 +174,16 @@ def _reserved(model: ByteModel, states: RecurrentLayers, load: Workload, slots: 
 
 def _one_slot(states: RecurrentLayers, load: Workload) -> str:
     """How to get an engine with one slot."""
-    if states.state.kind not in STAGED_KINDS:
-        return f"One slot is not built for {states.state.kind}."
     switch, ring = f'{{"{STATE_SLOTS}": 1}}', states.ring_bytes(load.draft_tokens, load.ranks)
-    more = f' Its ring takes {size(round(ring))} more ("{STATE_RINGS}": 0 leaves it out).'
+    if not ring:
+        kind = states.state.kind
+        limit = f"windows of {load.draft_tokens + 1} tokens" if kind in STAGED_KINDS else kind
+        return f"One slot is not built for {limit}."
     return (
         f"For 1 slot write VLLM_NWOR_MODE=stage vllm serve ... --additional-config '{switch}' "
-        f"--no-enable-prefix-caching: every window is then staged.{more if _rings(load) else ''}"
+        f"--no-enable-prefix-caching: every window is then staged. "
+        f"Its ring of records takes {size(round(ring))} more."
     )
-
-
-def _rings(load: Workload) -> bool:
-    return has_rings({STATE_SLOTS: 1}, load.draft_tokens + 1)
 
 
 def _ways(states: RecurrentLayers, load: Workload) -> dict[str, Moved]:
@@ -197,7 +195,7 @@ def _ways(states: RecurrentLayers, load: Workload) -> dict[str, Moved]:
         "stock: a state for each token": states.moved(load.requests, drafts, ranks),
         f"staged: one state a request{built}": states.staged(*given),
     }
-    if _rings(load) and not built:
+    if states.ring_bytes(drafts, ranks):
         ways["staged, 1 slot: when a ring is full"] = states.with_rings(*given)
     return ways
 

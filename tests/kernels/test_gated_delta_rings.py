@@ -25,7 +25,7 @@ from gated_delta_cases import (
 from gated_delta_cases import kernels as kernels  # a fixture
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import INTERPRETED, SEEDS, assert_same, generator
+from kernel_inputs import IN_TRITON, INTERPRETED, SEEDS, assert_same, generator
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -234,7 +234,11 @@ def test_many_windows(kernels, window, shape, norm, state_dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="takes minutes, and the interpreter truncates to bfloat16")
+@pytest.mark.parametrize(  # interpreted it takes minutes
+    "on_triton",
+    [pytest.param(None, id="reference"), *[IN_TRITON] * (not INTERPRETED)],
+    scope="module",
+)
 @pytest.mark.parametrize(
     "state_dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.long)]
 )

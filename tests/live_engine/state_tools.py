@@ -25,11 +25,8 @@ TIE = 0.1
 """Difference of two tokens' logits below which rounding decides: between 8 and 16, where they are,
 bfloat16 has steps of 1/16."""
 
-WITH_RINGS = {"additional_config": {"nwor_state_slots": 1}}
+AGAINST = {"additional_config": {"nwor_state_slots": 1}}
 """The arguments of an engine with one state slot a request, which keeps records in rings."""
-
-AGAINST = {"additional_config": {"nwor_state_slots": 1, "nwor_state_rings": 0}}
-"""The arguments of one that commits states in every window."""
 
 GRAPHS: dict[str, dict[str, Any]] = {"eager": EAGER, "full": FULL_FOR_ALL, "piecewise": PIECEWISE}
 ON_GPU = [f"{graphs}-{state}" for graphs in GRAPHS for state in ("float32", "bfloat16")]

@@ -29,6 +29,7 @@ def sweep(folder: Path, against: dict[str, Any]) -> tuple[ExitCode, pd.DataFrame
     return code, cells, json.loads((folder / "run.json").read_text())
 
 
+@pytest.mark.long
 def test_an_engine_with_other_blocks_says_the_same_and_is_timed(tmp_path: Path) -> None:
     code, cells, run = sweep(tmp_path / "run", {"block_size": 32})
     assert code is ExitCode.OK

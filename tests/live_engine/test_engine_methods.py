@@ -74,6 +74,7 @@ def test_both_methods_draft_their_counts_and_give_plain_decodings_tokens(tmp_pat
     assert "(3 blocks, a verdict needs 5)" in text
 
 
+@pytest.mark.long
 def test_methods_that_do_not_fit_at_once_run_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

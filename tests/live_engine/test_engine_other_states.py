@@ -26,6 +26,7 @@ ARM = 'additional_config={"gdn_decode_backend": "state"}'
 REASON = "unsupported_states:3_tensors"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("figures_left_out", "environment_given_back")
 def test_a_sweep_compares_a_kernel_that_an_argument_selects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

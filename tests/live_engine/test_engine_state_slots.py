@@ -19,9 +19,9 @@ from state_tools import (
     AGAINST,
     ENGINES,
     PROMPTS,
-    WITH_RINGS,
     check_states,
     engine_case,
+    engines,
     fault_of,
     hook_of,
     one_by_one,
@@ -49,17 +49,8 @@ pytestmark = pytest.mark.engine
 
 Start = Callable[..., VllmEngine]
 
-CASES = [
-    pytest.param((name, against), marks=[*engine_case(name).marks, *more], id=f"{name}-{how}")
-    for name in ENGINES
-    for how, against, more in (("slots", AGAINST, ()), ("rings", WITH_RINGS, (pytest.mark.long,)))
-]
-ON_CPU = pytest.mark.parametrize("engine", CASES[:2], indirect=True)
-GATED = ("cpu", "eager-float32", "full-float32", "full-bfloat16")
-WITH_GATE = pytest.mark.parametrize(
-    "engine", [case for case in CASES if case.id in {f"{name}-rings" for name in GATED}],
-    indirect=True,
-)  # fmt: skip
+ON_CPU = engines("cpu")
+WITH_GATE = engines("cpu", "eager-float32", "full-float32", "full-bfloat16")
 INTERRUPT = pytest.mark.parametrize(
     "interrupt",
     [
@@ -69,10 +60,10 @@ INTERRUPT = pytest.mark.parametrize(
 )
 
 
-def specs(name: str, against: dict[str, Any] = AGAINST, **changes: Any) -> tuple[RunSpec, RunSpec]:
+def specs(name: str, **changes: Any) -> tuple[RunSpec, RunSpec]:
     """Specs of an engine with a slot for each draft, and of one with a single slot."""
-    spec = states_spec(name, against=json.dumps(against), **changes)
-    return spec.engine_specs[None], spec.engine_specs[Arguments.of(against)]
+    spec = states_spec(name, against=json.dumps(AGAINST), **changes)
+    return spec.engine_specs[None], spec.engine_specs[Arguments.of(AGAINST)]
 
 
 TO_THE_END = [*prompts_of([236]), *PROMPTS[:3]], [20, 40, 40, 40]
@@ -132,7 +123,7 @@ def stocks() -> dict[VllmEngine, Stock]:
     return {}
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[engine_case(name) for name in ENGINES])
 def engine(
     request: pytest.FixtureRequest,
     stocks: dict[VllmEngine, Stock],
@@ -141,7 +132,7 @@ def engine(
 ) -> Iterator[VllmEngine]:
     """One engine with one slot after another; a GPU's process holds one at a time."""
     pair = resolve_pair("tiny-states-mtp", cache_dir=tmp_path_factory.mktemp("pair"))
-    stock_spec, single_spec = specs(*request.param)
+    stock_spec, single_spec = specs(request.param)
     first = start_engine(pair, stock_spec)
     staged = ask(first, "stage", PROMPTS, greedy()).tokens
     told = stock_answers(first), first.decode_greedily(*TO_THE_END, ignore_eos=True, top=20)
@@ -177,24 +168,23 @@ def test_the_answers_are_those_of_stock(engine: VllmEngine, stock: Stock, scv: s
         check_counts(engine, staged)
         check_states(engine, staged.windows, staged.total("draft_tokens"))
         assert fault_of(staged.tokens, stock.told) is None
-        assert rings is None or int(rings.records.cursors[1:, 0].count_nonzero()) >= 2
+        assert int(rings.records.cursors[1:, 0].count_nonzero()) >= 2
     assert staged.tokens == stock.staged or on_gpu(engine)  # the same arithmetic
 
 
 def test_a_row_without_drafts_beside_windows(
     engine: VllmEngine, stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stock reads its state: with rings that was written first."""
+    """Stock reads its state, which was written first."""
     hook, rings = hook_of(engine), states_of(engine).rings
     begin, live = hook._begin_states, list[tuple[int, int]]()
 
     def rows_of(req_id: str) -> int:
-        assert rings is not None
         return int(rings.records.cursors[rings._ring_of.get(req_id, 0), 0])
 
     def begin_states(step: Any, req_ids: Any, *given: Any) -> None:
         drafts = step.scheduler_output.scheduled_spec_decode_tokens
-        read = [req_id for req_id in req_ids if not drafts.get(req_id)] if drafts and rings else []
+        read = [req_id for req_id in req_ids if not drafts.get(req_id)] if drafts else []
         before = [rows_of(req_id) for req_id in read]
         begin(step, req_ids, *given)
         live.extend(zip(before, map(rows_of, read), strict=True))
@@ -206,10 +196,9 @@ def test_a_row_without_drafts_beside_windows(
     found = ask(engine, "stage", prompts, greedy())
     assert [len(tokens) for tokens in found.tokens] == lengths
     assert fault_of(found.tokens, stock.told_to_the_end) is None
-    if rings is not None:
-        assert live, "every row beside a window had drafts"
-        assert max(before for before, _ in live) > 0
-        assert not any(after for _, after in live)
+    assert live, "every row beside a window had drafts"
+    assert max(before for before, _ in live) > 0
+    assert not any(after for _, after in live)
 
 
 @pytest.mark.parametrize("beside", ["stage", "direct"], ids=["K/V staged", "K/V direct"])
@@ -231,13 +220,16 @@ def test_requests_come_and_go(
     assert total_of(windows, "states_avoided") == 3 * total_of(windows, "draft_tokens") > 0
 
 
-@pytest.mark.parametrize("case", ["sound stage", *RING_PLANTS])
+@pytest.mark.parametrize(
+    "case", ["sound stage", *(pytest.param(n, marks=pytest.mark.long) for n in RING_PLANTS)]
+)
 @WITH_GATE
 def test_the_local_gate_sees_faults_of_rings(engine: VllmEngine, case: str) -> None:
     if case != "ring not zeroed":
         check_case(engine, PROMPTS, case, layers=3)
 
 
+@pytest.mark.long
 @WITH_GATE
 @pytest.mark.parametrize("case", RING_PLANTS)
 def test_answers_and_the_debug_check_show_faults_of_rings(
@@ -273,6 +265,7 @@ class DebugCheck:
             self.errors.append(str(error))
 
 
+@pytest.mark.long
 @WITH_GATE
 @INTERRUPT
 def test_live_rows_follow_vllms_tokens(
@@ -404,17 +397,16 @@ def test_a_wrong_commit_beside_a_prefill_is_seen(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("figures_left_out", "environment_given_back")
-@pytest.mark.parametrize("against", [AGAINST, WITH_RINGS], ids=["slots", "rings"])
-def test_a_sweep_compares_it_with_stock(tmp_path: Path, against: dict[str, Any]) -> None:
+def test_a_sweep_compares_it_with_stock(tmp_path: Path) -> None:
     spec = tiny_spec(
-        against=json.dumps(against), requests=3, batches=3, warmup=1, max_warmup=1,
+        against=json.dumps(AGAINST), requests=3, batches=3, warmup=1, max_warmup=1,
         block_size=None, max_new_tokens=24, kv_cache_gib=0.1,
         scv_modes="off", engine_args=json.dumps({**EAGER, "enable_prefix_caching": False}),
     )  # fmt: skip
     code = run_one(spec, PairChoice(pair="tiny-states-mtp"), RunOptions(output=tmp_path / "run"))
     assert code is ExitCode.OK
     cells = pd.read_csv(tmp_path / "run/cells.csv", keep_default_na=False).set_index("arm")
-    arm = str(Arguments.of(against))
+    arm = str(Arguments.of(AGAINST))
     assert set(cells.loc[[arm, "A/A"]].parity) <= {"exact", "ties"}
     own = cells.loc[arm]
     assert (own.nwor_mode, own.nwor_fallback_count) == ("stage", 0)

@@ -105,8 +105,9 @@ def test_requests_that_fit_fill_the_memory_by_hand() -> None:
     assert states is not None
     page = 816 * 2 * 4 * 256 * 2
     assert page - 16 * 4096 < 48 * 128 * 128 * 4 + 7 * 10240 * 2 <= page
-    for slots in (5, 1):
-        request = 48 * slots * page + 16 * 3 * page
+    ring = 48 * 16 * (48 * (128 + 1) * 4 + 16 * 128 * 2)  # u and g of 48 heads, k of 16
+    for slots, rings in ((5, 0), (1, ring)):
+        request = 48 * slots * page + 16 * 3 * page + rings
         free = H200 * 0.92 - shape.parameters() * 2
         fit = requests_that_fit(H200, model, load, slots)
         assert fit * request <= free < (fit + 1) * request

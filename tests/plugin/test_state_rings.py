@@ -10,60 +10,27 @@ from test_state_slots import (
     BESIDE,
     SWITCH,
     OneSlot,
-    Spec,
     as_committed,
-    blocks_for_drafts,
-    config_of,
 )
 from test_state_slots import hook as hook  # a fixture
 from test_state_slots import net as net  # a fixture
-from test_window_states import COUNTS, KERNELS, LENGTH, check_committed
+from test_window_states import COUNTS, check_committed
 from v2_pieces import run_step
 
 from nwor_bench.errors import EngineError
-from nwor_bench.plugin.state_rings import RINGS, StateRings, slots_of
-from nwor_bench.plugin.states import ONE_SLOT, WindowStates
-from nwor_bench.records.state_slots import ADDITIONAL, STATE_RINGS
+from nwor_bench.plugin.state_rings import RINGS, StateRings, rings_of
+from nwor_bench.plugin.states import ONE_SLOT
 from nwor_kernels.limits import RECORD_ROWS
 
 pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
 
-WITH, WITHOUT = {**SWITCH, STATE_RINGS: 1}, {**SWITCH, STATE_RINGS: 0}
 
-
-@pytest.mark.parametrize(
-    ("asked", "drafts"),
-    [
-        *(({STATE_RINGS: value}, 4) for value in (0, 1)),
-        *(({**SWITCH, STATE_RINGS: value}, 4) for value in (2, -1, True, False, None, "0", [0])),
-        (WITH, RECORD_ROWS),
-    ],
-)
-def test_what_rings_cannot_go_with(net: Any, asked: dict[str, Any], drafts: int) -> None:
-    remedy = "write 0, or 1 for windows of at most 16 tokens, beside nwor_state_slots"
-    config = config_of(additional_config=asked, num_speculative_tokens=drafts)
-    with refused(f"{ADDITIONAL}: {STATE_RINGS}", value=asked[STATE_RINGS], naming=remedy):
-        blocks_for_drafts(net, config, Spec(drafts))
-
-
-@pytest.mark.parametrize("asked", [SWITCH, WITH, WITHOUT])
-def test_windows_of_engines_with_one_slot(net: Any, asked: dict[str, int]) -> None:
-    """Windows must fit in a ring only if there are rings."""
-    for drafts in (1, RECORD_ROWS - 1, *(() if asked is WITH else (RECORD_ROWS,))):
-        config = config_of(additional_config=asked, num_speculative_tokens=drafts)
-        assert blocks_for_drafts(net, config, Spec(drafts)) == 0
-
-
-def test_an_engine_with_one_slot_has_rings_unless_it_says_0() -> None:
-    def made(config: Any, window: int = 5) -> dict[str, Any]:
+def test_an_engine_with_one_slot_has_rings() -> None:
+    def made(config: Any) -> StateRings | None:
         vllm = SimpleNamespace(additional_config=config)
-        return slots_of(SimpleNamespace(vllm_config=vllm, device=torch.device("cpu")), window, 3)
+        return rings_of(SimpleNamespace(vllm_config=vllm, device=torch.device("cpu")), 5, 3)
 
-    every = None, {}, SWITCH, WITHOUT, WITH
-    assert [made(each)["one_slot"] for each in every] == [False, False, True, True, True]
-    assert [each for each in every if made(each)["rings"]] == [SWITCH, WITH]
-    assert [each for each in every if made(each, 9)["rings"]] == [SWITCH, WITH]
-    assert [each for each in every if made(each, 10)["rings"]] == [WITH]  # longer windows: if asked
+    assert [made(config) is None for config in (None, {}, SWITCH)] == [True, True, False]
 
 
 def scheduled(**named: Any) -> Any:
@@ -162,21 +129,9 @@ def test_the_debug_check(rings: StateRings, rows: int, tokens: int, sound: bool)
         rings.check(["a"], torch.tensor([tokens]))
 
 
-class WithRings(OneSlot):
-    def __init__(self) -> None:
-        super().__init__()
-        sizes: dict[str, Any] = {"length": LENGTH, "requests": 3, "dtype": torch.float32}
-        rings = StateRings(3, LENGTH, torch.device("cpu"))
-        self.states = WindowStates(
-            self.layers, self.window, kernels=KERNELS, one_slot=True, rings=rings, **sizes
-        )
-        assert self.states.allocate() is None
-        self.rings = rings
-
-
 @pytest.mark.parametrize("beside", [False, True], ids=["windows alone", "beside a prefill"])
 def test_committed_tokens_are_in_the_ring_until_stock_reads(beside: bool) -> None:
-    pieces = WithRings()
+    pieces = OneSlot()
     pieces.step |= BESIDE if beside else {}
     before = [layer.state.clone() for layer in pieces.layers]
     pieces.rings.place(["a", "new", "b"] if beside else ["a", "b"])
@@ -185,6 +140,7 @@ def test_committed_tokens_are_in_the_ring_until_stock_reads(beside: bool) -> Non
     stock = as_committed(OneSlot())  # the same draws
     counts = torch.tensor([3, 2, 1], dtype=torch.int32) if beside else COUNTS
     assert pieces.states.commit(counts) == (3, None)
+    assert pieces.states.rows == (2 if beside else None)
     for number, (layer, old) in enumerate(zip(pieces.layers, before, strict=True)):
         assert torch.equal(layer.state, old)
         slots = pieces.indices[layer.group][:, 0].long()
@@ -200,7 +156,7 @@ def test_committed_tokens_are_in_the_ring_until_stock_reads(beside: bool) -> Non
 
 
 def test_stock_never_reads_a_state_behind_live_rows() -> None:
-    pieces = WithRings()
+    pieces = OneSlot()
     without = pieces.metadata(0, num_spec_decode_tokens=2)
     assert not pieces.states.stages(without)  # a dummy run
     pieces.rings.place(["a", "b"])
@@ -219,7 +175,7 @@ def test_stock_never_reads_a_state_behind_live_rows() -> None:
 
 
 def test_records_have_a_row_for_each_of_a_rings() -> None:
-    states = WithRings().states
+    states = OneSlot().states
     assert states.record_bytes == states.token_bytes * 4 * RECORD_ROWS
 
 

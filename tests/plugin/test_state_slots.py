@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from refusals import refused
-from test_window_states import COUNTS, HEADS, KERNELS, LENGTH, VALUES, Pieces, check_committed
+from test_window_states import COUNTS, HEADS, KERNELS, LENGTH, VALUES, Pieces
 from torch import Tensor
 from v2_pieces import make_hook, run_step
 
 from nwor_bench.errors import EngineError
 from nwor_bench.plugin import state_slots
 from nwor_bench.plugin.patching import PatchSet
+from nwor_bench.plugin.state_rings import StateRings
 from nwor_bench.plugin.state_slots import EqualColumns, require_one_slot, slot_patches
 from nwor_bench.plugin.states import ONE_SLOT, StateOutcome, WindowStates
 from nwor_bench.records.state_slots import FIELD, one_slot
@@ -82,6 +83,7 @@ def test_gated_delta_nets_ask_for_no_slot_for_drafts(net: Any) -> None:
         (f"speculative_config: {COUNTS_CHANGE}", [(1, 1, 2)], {}, {COUNTS_CHANGE: [(1, 1, 2)]}),
         ("enable_prefix_caching", True, {}, {"mamba_cache_mode": "align"}),
         ("use_replayssm", True, {}, {"use_replayssm": True}),
+        ("num_speculative_tokens", 16, {}, {"num_speculative_tokens": 16}),
         # These leave windows to stock.
         ("VLLM_NWOR_MODE", "interleave", {"VLLM_NWOR_MODE": "interleave"}, {}),
         ("VLLM_NWOR_MODE", "off", {"VLLM_NWOR_MODE": "off"}, {}),
@@ -100,6 +102,10 @@ def test_what_one_slot_cannot_go_with(
         monkeypatch.setenv(variable, text)
     with refused(field, value=value):
         blocks_for_drafts(net, config_of(**changes))
+
+
+def test_a_ring_has_room_for_windows_of_16_tokens(net: Any) -> None:
+    assert blocks_for_drafts(net, config_of(num_speculative_tokens=15), Spec(15)) == 0
 
 
 @pytest.mark.parametrize(("stock", "naming"), [(Spec(0), "1_slots"), (Spec(4, (1, 2, 3)), "3_t")])
@@ -171,13 +177,14 @@ def test_other_builders_are_left_alone() -> None:
 
 
 class OneSlot(Pieces):
-    """Each request has one slot, in all columns; K/V are written directly."""
+    """Each request has one slot, in all columns, and a ring; K/V are written directly."""
 
     def __init__(self) -> None:
         super().__init__()
-        sizes: dict[str, Any] = {"length": LENGTH, "requests": 2, "dtype": torch.float32}
+        sizes: dict[str, Any] = {"length": LENGTH, "requests": 3, "dtype": torch.float32}
+        self.rings = StateRings(3, LENGTH, torch.device("cpu"))
         self.states = WindowStates(
-            self.layers, self.window, kernels=KERNELS, one_slot=True, **sizes
+            self.layers, self.window, kernels=KERNELS, rings=self.rings, **sizes
         )
         assert self.states.allocate() is None
         self.indices[:] = self.indices[..., :1].expand_as(self.indices).clone()
@@ -210,19 +217,6 @@ BESIDE = {"num_prefills": 1, "spec_sequence_masks_cpu": torch.tensor([True, Fals
 """Metadata of a step whose second request is a prefill."""
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["windows alone", "beside a prefill"])
-def test_every_window_is_staged_though_its_kv_is_not(beside: bool) -> None:
-    pieces = OneSlot()
-    pieces.step |= BESIDE if beside else {}
-    before = [layer.state.clone() for layer in pieces.layers]
-    pieces.verify(0, 1, 2)
-    stock = as_committed(pieces)
-    counts = torch.tensor([3, 2, 1], dtype=torch.int32) if beside else COUNTS
-    assert pieces.states.commit(counts) == (3, None)
-    assert pieces.states.rows == (2 if beside else None)
-    check_committed(pieces, before, stock)
-
-
 def test_rows_without_drafts_are_stocks() -> None:
     pieces = OneSlot()
     assert not pieces.states.stages(pieces.metadata(0, num_spec_decode_tokens=2))
@@ -234,7 +228,7 @@ def test_rows_without_drafts_are_stocks() -> None:
 def test_a_window_that_cannot_be_staged_ends_the_step() -> None:
     pieces = OneSlot()
     with refused(ONE_SLOT, EngineError, value="states:more_requests_than_records"):
-        pieces.states.stages(pieces.metadata(0, num_spec_decodes=3))
+        pieces.states.stages(pieces.metadata(0, num_spec_decodes=4))
     with refused(ONE_SLOT, EngineError, value="unsupported_states:argument_ring"):
         pieces.states.stages(pieces.metadata(0), {"ring"})
     pieces.verify(0, 2)
@@ -319,18 +313,11 @@ def test_stocks_graph_of_windows_is_never_replayed(hook: Any) -> None:
         ({"graphs": SimpleNamespace(unavailable="graph_capture:X")}, "graph_capture:X"),
         (
             {
-                "states": SimpleNamespace(rings="rings", record_bytes=5_600_000_000),
+                "states": SimpleNamespace(record_bytes=5_600_000_000),
                 "states_unavailable": "states:OutOfMemoryError",
             },
             "states:OutOfMemoryError; records take 5.6 GB beside the cache: lower "
-            "gpu_memory_utilization or max_num_seqs, or write nwor_state_rings: 0",
-        ),
-        (
-            {
-                "states": SimpleNamespace(rings=None, record_bytes=1_700_000_000),
-                "states_unavailable": "states:OutOfMemoryError",
-            },
-            "utilization or max_num_seqs",
+            "gpu_memory_utilization or max_num_seqs",
         ),
     ],
 )
@@ -350,6 +337,7 @@ def test_stocks_kernel_stages_beside_a_prefill(monkeypatch: pytest.MonkeyPatch) 
     from nwor_bench.plugin.runner_v2 import gated_delta
 
     pieces, calls = OneSlot(), []
+    pieces.rings.place(["a", "new", "b"])
     own = pieces.layers[0].layer
     own.prefix = "net.0"
     metadata = pieces.metadata(0, **BESIDE)

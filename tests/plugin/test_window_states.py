@@ -105,7 +105,7 @@ class Pieces:
         state, own, metadata = layer.state.clone(), layer.layer, self.metadata(layer.group)
         assert self.states._records is not None
         records = self.states._records.layer(number)
-        kept = type(records)(*(part.clone() for part in records))
+        kept = type(records)(*(part[:, :LENGTH].clone() for part in records))
         given, a, b = self.given[number]
         inputs = WindowInputs(
             given if mixed is None else mixed, a, b, own.A_log, own.dt_bias, state,

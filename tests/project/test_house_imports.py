@@ -47,7 +47,7 @@ def test_kernels_need_torch_and_triton_and_statistics_numpy_and_scipy() -> None:
 
 
 NOT_OURS_TO_INSTALL = {"torch", "triton", "cuda", "flashinfer", "vllm", "pydantic_core"}
-"""Packages that come with vLLM (PyTorch with Triton and CUDA's bindings, FlashInfer) or pydantic."""
+"""Packages that come with vLLM (PyTorch with Triton and CUDA's bindings, FlashInfer), pydantic."""
 
 
 def undeclared(declared: Iterable[str]) -> set[str]:

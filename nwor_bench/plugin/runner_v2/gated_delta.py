@@ -19,7 +19,7 @@ from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, set_up
 from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.runner_v2.plan import REFERENCED_PART
 from nwor_bench.plugin.state_layers import StateLayer, find_states, shape_of, token_bytes
-from nwor_bench.plugin.state_rings import slots_of
+from nwor_bench.plugin.state_rings import rings_of
 from nwor_bench.plugin.states import StateKernels, WindowStates
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
@@ -56,13 +56,13 @@ def set_up_states(
         layers = find_states(runner, target, lambda states: states)
         _check(layers[0], length, runner)
         requests = runner.max_num_reqs
-        slots = slots_of(runner, length, requests)
+        rings = rings_of(runner, length, requests)
         if memory_bytes is not None:
-            rows, part = (RECORD_ROWS, RINGS_PART) if slots["rings"] else (length, REFERENCED_PART)
+            rows, part = (RECORD_ROWS, RINGS_PART) if rings else (length, REFERENCED_PART)
             one = rows * token_bytes(layers, runner.dtype)
             requests = min(requests, memory_bytes // part // one)
         sizes = {"length": length, "requests": requests, "dtype": runner.dtype}
-        return WindowStates(layers, window, kernels=KERNELS, **slots, **sizes)
+        return WindowStates(layers, window, kernels=KERNELS, rings=rings, **sizes)
 
     return set_up(make)
 

@@ -39,13 +39,11 @@ from nwor_bench.records.fallback_reasons import BESIDE_PREFILL
 from nwor_bench.stats.paired import paired_ratio
 
 STAGE = {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "adaptive"}
-SLOT = {"nwor_state_slots": 1}  # with rings, unless they are left out
 MODES: dict[str, tuple[dict[str, str], dict[str, int]]] = {
     "stock": ({"VLLM_PLUGINS": ""}, {}),
     "stage": (STAGE, {}),
     "beside": (STAGE | {"VLLM_NWOR_BESIDE_PREFILL": "stage"}, {}),
-    "slot": (STAGE, SLOT | {"nwor_state_rings": 0}),
-    "rings": (STAGE, SLOT),
+    "rings": (STAGE, {"nwor_state_slots": 1}),
     "interleave": ({"VLLM_NWOR_MODE": "interleave"}, {}),
 }
 """Variables and `additional_config` of each server."""

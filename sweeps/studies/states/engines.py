@@ -1,16 +1,14 @@
-r"""Do rings of records pay in an engine? Engines beside each other on one GPU, one batch at a time.
+r"""Do one state slot a request and rings of records pay? Engines beside each other on one GPU.
 
     python sweeps/studies/states/engines.py engines.csv --pair qwen3.5-27b-shape --requests 32 \
-      --engines stock rings --cache-gb 9.5 --stock-cache-gb 31 \
+      --cache-gb 9.5 --stock-cache-gb 31 --dram ring-dram.csv \
       --engine-args '{"quantization": "fp8_per_tensor"}'
-    python sweeps/studies/states/engines.py engines.csv --requests 32 --rounds 0 --dram dram.csv
 
-Three engines (or those of --engines): stock, one state slot a request with a commit in every
-window, the same with rings. A round is one batch of each in random order, and of the first one
-twice: that is the noise. Prompts are random and the same for all engines of a round; drafts are
-accepted as the pair says. The engines that wait run nothing. Writes a row for each batch; prints
-ratios to the first engine with 95 % intervals. With --dram, which needs a GPU whose counters may be
-read, then the bytes of steps in which every request has a window, by the GPU's counters.
+Stock's engine and one with rings. A round is one batch of each in random order, and of stock twice:
+that is the noise. Prompts are random and the same for both engines of a round; drafts are accepted
+as the pair says. The engine that waits runs nothing. Writes a row for each batch; prints ratios to
+stock with 95 % intervals. With --dram, which needs a GPU whose counters may be read, then the bytes
+of steps in which every request has a window, by the GPU's counters.
 """
 
 import argparse
@@ -36,11 +34,9 @@ PROMPT = 64
 SETTLED, COUNTED = 12, 80
 """Steps before those whose bytes are counted, in which the prompts end, and those."""
 STAGE = {"VLLM_NWOR_MODE": "stage", "VLLM_SCV_MODE": "graph"}
-SLOT = {"nwor_state_slots": 1}  # with rings, unless they are left out
 ENGINES: dict[str, tuple[dict[str, str], dict[str, int]]] = {
     "stock": ({"VLLM_PLUGINS": ""}, {}),
-    "slot": (STAGE, SLOT | {"nwor_state_rings": 0}),
-    "rings": (STAGE, SLOT),
+    "rings": (STAGE, {"nwor_state_slots": 1}),
 }
 """Variables and `additional_config` of each engine."""
 
@@ -140,8 +136,7 @@ def predicted_bytes(pair: str, engine: str, requests: int, tokens: float) -> dic
     states = recurrent_layers(config)
     assert states is not None
     given = requests, DRAFTS, (tokens - 1) * requests
-    moved = {"stock": lambda: states.moved(*given[:2]), "slot": lambda: states.staged(*given),
-             "rings": lambda: states.with_rings(*given)}[engine]()  # fmt: skip
+    moved = states.moved(*given[:2]) if engine == "stock" else states.with_rings(*given)
     return {"predicted_read": moved.read, "predicted_written": moved.written}
 
 
@@ -151,15 +146,15 @@ def windows_of(llm: Any) -> float:
     return float(sum(values))
 
 
-def summary(table: pd.DataFrame, first: str) -> str:
-    """Time of a request's window over that of the first engine, round by round."""
+def summary(table: pd.DataFrame) -> str:
+    """Time of a request's window over stock's, round by round."""
     cost = table.assign(window=table.s / table.drafts).pivot(
         index="round", columns="engine", values="window"
     )
     lines = []
-    for name in cost.columns.drop(first):
-        ratio = paired_ratio(cost[name].tolist(), cost[first].tolist())
-        lines.append(f"{name}: {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}] of {first}")
+    for name in cost.columns.drop("stock"):
+        ratio = paired_ratio(cost[name].tolist(), cost["stock"].tolist())
+        lines.append(f"{name}: {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}] of stock")
     return "\n".join(lines)
 
 
@@ -170,7 +165,6 @@ def main() -> None:
     parser.add_argument("--pair", default="qwen3.5-quarter-shape")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=400, help="of each request")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--cache-gb", type=float, default=9.0, help="of each engine")
     parser.add_argument("--stock-cache-gb", type=float, help="of stock, if it is another")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="further ones, JSON")
@@ -182,7 +176,7 @@ def main() -> None:
         run_under_own_cupti()
     began, spawn = time.monotonic(), multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
-    for name in arguments.engines:
+    for name in ENGINES:
         pipes[name], theirs = spawn.Pipe()
         spawn.Process(target=engine, args=(theirs, name, arguments), daemon=True).start()
     gpus = {pipe.recv() for pipe in pipes.values()}
@@ -192,7 +186,7 @@ def main() -> None:
     setting["run"] = time.strftime("%Y-%m-%d %H:%M")
     rows: list[dict[str, Any]] = []
     for number in range(-1, arguments.rounds):  # the first is a warm-up
-        order = [*arguments.engines, f"{arguments.engines[0]} again"]
+        order = [*ENGINES, "stock again"]
         for name in random.Random(number).sample(order, len(order)):
             pipe = pipes[name.split()[0]]
             pipe.send(Batch(number))
@@ -201,7 +195,7 @@ def main() -> None:
         table = table[table["round"] >= 0].assign(**setting)
         table.to_csv(arguments.output, index=False, float_format="%.6g")
         if number > 1:
-            print(number, summary(table, arguments.engines[0]), sep="\n", flush=True)
+            print(number, summary(table), sep="\n", flush=True)
         if time.monotonic() - began > arguments.seconds:
             break
     counted = list[dict[str, Any]]()

@@ -1,4 +1,4 @@
-"""Speculative methods of vLLM 0.32: which need a drafter, and which models have MTP layers."""
+"""Speculative methods of vLLM 0.32 and 0.33: which need a drafter, which models have MTP layers."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -40,8 +40,9 @@ MTP_FAMILIES = (
     *("exaone_moe", "gemma4", "glm4_moe", "glm5_next", "glm_moe_dsa", "glm_ocr", "hy_v3", "hy_v4"),
     *("inkling", "intern_s2", "interns2", "kimi_k3", "longcat_flash", "mimo", "minimax_m3"),
     *("nemotron_h", "pangu_ultra_moe", "qwen3_5", "qwen3_next", "qwen4_exp", "step3p5", "step3p7"),
+    "step5",  # since 0.33
 )
-"""Beginnings of the model types whose MTP layers vLLM 0.32 drafts with."""
+"""Beginnings of the model types whose MTP layers vLLM drafts with."""
 
 MTP_ARCHITECTURES = ("Glm4Moe", "GlmOcr", "MiMo")
 """Beginnings of further architectures that it drafts with, of any model type."""

@@ -90,10 +90,10 @@ def methods_lines(methods: Sequence[MethodSupport]) -> Iterator[str]:
 def notes(support: Support) -> list[str]:
     """Assumptions of the prediction."""
     notes = [
-        "Predicted only from the config.json, for vLLM 0.32 and its own choices, if vLLM has the "
-        "architecture; the plugin decides in the engine, and a run's report has its reason. With "
-        f"KV transfer ({KV_TRANSFER}) or VLLM_BATCH_INVARIANT=1 ({BATCH_INVARIANT}) it stages "
-        "nothing.",
+        "Predicted only from the config.json, for vLLM 0.32 and 0.33 and their own choices, if "
+        "vLLM has the architecture; the plugin decides in the engine, and a run's report has its "
+        f"reason. With KV transfer ({KV_TRANSFER}) or VLLM_BATCH_INVARIANT=1 ({BATCH_INVARIANT}) "
+        "it stages nothing.",
         "eagle, eagle3, dflash, dspark and draft_model need a drafter made for this model.",
     ]
     if support.part is Part.BOTH:

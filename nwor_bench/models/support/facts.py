@@ -1,5 +1,5 @@
 """The facts that staging depends on: a model's layers, from its config.json, and the attention that
-vLLM 0.32 would choose for them on a device. Pure."""
+vLLM 0.32 and 0.33 would choose for them on a device. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -179,7 +179,7 @@ def _block_sparse(text: Config, place: int) -> bool:
 
 
 def _sinks(text: Config, kind: Kind) -> bool:
-    """Attention sinks, by the models of vLLM 0.32 that have them."""
+    """Attention sinks, by the models of vLLM 0.32 and 0.33 that have them."""
     family, slides = str(text.get("model_type", "")), kind is Kind.SLIDING
     if family == "gpt_oss":
         return True

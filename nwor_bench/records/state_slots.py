@@ -44,7 +44,7 @@ def check_one_slot(config: Any, nwor_mode: str) -> None:
     if speculation is None:
         raise ConfigError.for_field(FIELD, value, "without drafts vLLM has one slot; leave it out")
     if config.num_speculative_tokens >= RECORD_ROWS:
-        remedy = f"with {STATE_SLOTS} windows have at most {RECORD_ROWS} tokens; write less"
+        remedy = f"a ring has room for {RECORD_ROWS - 1}; write that, or leave {STATE_SLOTS} out"
         raise ConfigError.for_field("num_speculative_tokens", config.num_speculative_tokens, remedy)
     for name in ("num_speculative_tokens_per_batch_size", ADAPTIVE_VERIFICATION):
         changing = getattr(speculation, name, None)

@@ -203,6 +203,6 @@ def test_qwen3_5s_windows_are_checked_layer_by_layer(
     pair = resolve_pair("qwen3.5-quarter-shape", cache_dir=tmp_path)
     engine = start_alone(pair, spec.engine_specs[Arguments.of(AGAINST)])
     assert engine.status().state_slots == 1
-    found = check_a_batch(engine, prompts_of([20, 30, 25, 41]), scv="graph")
+    found = check_a_batch(engine, prompts_of([20, 30, 25, 41]), scv="graph", tokens=48)
     assert (found.verdict, found.reason) == (KvVerdict.WITHIN, None)
-    assert (found.states, found.convolutions, found.windows) == (12, 12, 2)
+    assert (found.states, found.convolutions, found.windows) == (12, 12, 8)

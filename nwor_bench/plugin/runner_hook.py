@@ -4,13 +4,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from torch import Tensor
 
 from nwor_bench.errors import ConfigError
 from nwor_bench.plugin.late_counts import LateCounts, read_without_waiting
 from nwor_bench.plugin.layers import StagedLayers, attention_layers, is_recurrent
+from nwor_bench.plugin.one_slot_states import OneSlotStates
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.rank_vote import RankVote
 from nwor_bench.plugin.scheduler_output import restarted, starts_requests
@@ -275,13 +276,11 @@ class RunnerHook(ABC):
             tables: one a KV-cache group, [requests, >= 1], the states' slots.
             computed: gives [requests] int, each one's tokens before the step.
         """
-        states, rings = self.states, self.rings
-        assert states is not None
-        assert rings is not None
-        rings.place(req_ids)
+        states = cast(OneSlotStates, self.states)
+        states.rings.place(req_ids)
         if self.late.debug:
-            rings.check(req_ids, computed())
-        if rings.stock_reads(step.scheduler_output.scheduled_spec_decode_tokens):
+            states.rings.check(req_ids, computed())
+        if states.rings.stock_reads(step.scheduler_output.scheduled_spec_decode_tokens):
             states.make_current(len(req_ids), tables)
 
     def _commit_states(self, step: Step, counts: Tensor) -> None:

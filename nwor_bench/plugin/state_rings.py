@@ -2,8 +2,8 @@
 
 A commit leaves its tokens' records in the ring, and writes the state only if the next window would
 not fit: about every fifth time. So **the slot that vLLM reads next is current, or the request's
-ring has live rows**. Whoever reads a state asks `WindowStates.current`; before stock does,
-`WindowStates.make_current` writes what is missing. How many rows are live only the device knows.
+ring has live rows**. Whoever reads a state asks `OneSlotStates.current`; before stock does,
+`OneSlotStates.make_current` writes what is missing. How many rows are live only the device knows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,11 @@ import torch
 from torch import Tensor
 
 from nwor_bench.errors import EngineError
-from nwor_bench.records.state_slots import one_slot
 from nwor_kernels.gated_delta.records import RecordRings
 from nwor_kernels.limits import RECORD_ROWS
 
 RINGS = "rings of states' records"
 """Subject of an error of the rings."""
-
-
-def rings_of(runner: Any, window: int, requests: int) -> "StateRings | None":
-    """The rings of an engine with one state slot a request; None for others."""
-    if not one_slot(runner.vllm_config.additional_config):
-        return None
-    return StateRings(requests, window, runner.device)
 
 
 class StateRings:

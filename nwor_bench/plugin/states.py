@@ -5,8 +5,8 @@ Stock writes the state after every token of a window, each to a slot of its own,
 reads the one behind the last accepted token. Staged, a layer verifies its window from that state,
 writes none, and keeps records of its tokens; when the accepted tokens are known, one launch writes
 one state a request and layer, to the slot that the next window reads, stock's or ours. So modes may
-change at any window. The convolution's inputs stay stock's. With rings (`state_rings`) a state is
-written when its request's ring is full.
+change at any window. The convolution's inputs stay stock's. Engines with one state slot a request
+are a case of this (`one_slot_states`).
 
 The decision is the K/V window's: a layer stages while that is open (mode control: it writes every
 state, as stock does). Once a layer has staged, its state is committed whatever becomes of the K/V:
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nwor_bench.errors import EngineError
 from nwor_bench.instruments.contract import CONTRACT, Feature
 from nwor_bench.plugin.layers import StagingUnavailable, logger
 from nwor_bench.plugin.patching import Patch, PatchSet
@@ -36,8 +35,7 @@ from nwor_kernels.gated_delta.records import (
     WindowRecords,
     allocate_records,
 )
-from nwor_kernels.gated_delta.reference import commit_states_reference, state_behind
-from nwor_kernels.limits import RECORD_ROWS
+from nwor_kernels.gated_delta.reference import commit_states_reference
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +73,6 @@ def reference_commit(*given: Any) -> Commit:
     return partial(commit_states_reference, *given)
 
 
-ONE_SLOT = "an engine with one state slot a request"
-"""What an error of such an engine is about."""
-
 MAX_COMMITS = 256
 """Commits kept for the steps to come, each for a place of the indices."""
 
@@ -99,10 +94,14 @@ class WindowStates:
         length: most tokens of a request's window, k + 1.
         requests: most requests of a window; with more it is left to stock.
         dtype: of the convolution's output.
-        rings: the engine has one slot a request (`state_slots`), and committed records are kept
-            here. Every window with drafts is then staged, whatever becomes of its K/V and whatever
-            runs beside it, or the step dies. None: each commit writes states.
     """
+
+    one_slot = False
+    rings: StateRings | None = None
+    rows: int | None = None
+    """Requests of the last commit, if they were not all of the step's."""
+    _writes: tuple[bool, ...] = False, True
+    """What the kernel's `write_states` may be."""
 
     def __init__(
         self,
@@ -113,12 +112,9 @@ class WindowStates:
         requests: int,
         dtype: torch.dtype,
         kernels: StateKernels,
-        rings: StateRings | None = None,
     ):
         self.layers = list(layers)
         self.requests = requests
-        self.one_slot = rings is not None
-        self.rings = rings
         self.unavailable: str | None = None
         """Why stock writes every state; None if they are staged."""
         self.trace: Any = None
@@ -130,10 +126,11 @@ class WindowStates:
         self._kernels = kernels
         self._records: WindowRecords | None = None
         self._groups = [layer.group for layer in self.layers]
-        # Ring 0 is nobody's. A commit with rings is told how many rows the next window needs.
-        rows = (requests, length) if rings is None else (requests + 1, RECORD_ROWS)
-        self._sizes = (len(self.layers), *rows)
-        self._room = () if rings is None else (length,)
+        self._sizes = len(self.layers), requests, length
+        self._options: dict[str, Any] = {}
+        """Further arguments of the kernel that verifies."""
+        self._room: tuple[int, ...] = ()
+        """Further arguments of a commit."""
         self._commits: dict[tuple[tuple[int, ...], ...], Commit] = {}
         self._found: dict[int, Tensor] = {}
         self._accepted: Tensor | None = None
@@ -141,16 +138,13 @@ class WindowStates:
         self._tables: StateTables | None = None
         self._reason: str | None = None
         self._windows: Tensor | None = None  # [requests] bool, in a step with a prefill
-        self.rows: int | None = None
-        """Requests of the last commit, if they were not all of the step's."""
 
     # Before the first window.
 
     @property
     def bytes_per_request(self) -> int | None:
-        """Bytes of one request's states that a commit writes; None with rings, where the device
-        decides which commits write."""
-        return None if self.rings else sum(layer.state_bytes for layer in self.layers)
+        """Bytes of one request's states that a commit writes; None if the device decides which."""
+        return sum(layer.state_bytes for layer in self.layers)
 
     @property
     def token_bytes(self) -> int:
@@ -200,7 +194,7 @@ class WindowStates:
         one = torch.ones(1, dtype=torch.int32, device=device)
         bounds = torch.tensor([0, rows], dtype=torch.int32, device=device)
         tables = StateTables((slots,) * (1 + max(self._groups)), one)
-        for states in (False, True)[: 1 if self.rings else 2]:
+        for states in self._writes:
             parameters = first.layer.A_log, first.layer.dt_bias, first.state
             inputs = WindowInputs(zeros, gates, gates, *parameters, slots, one, bounds)
             self._run(0, inputs, out, None, states)
@@ -223,27 +217,11 @@ class WindowStates:
         Args:
             unknown: arguments of stock's call that its kernel, as we know it, does not have.
         """
-        window = self._window
-        if self.one_slot:
-            return self._must_stage(metadata, unknown)
-        if not window.is_staging or self._records is None:
+        if not self._window.is_staging or self._records is None:
             return False
         reason = why_stock(metadata, self.requests) or strange_call(metadata, unknown)
         self._reason = self._reason or reason
         return reason is None
-
-    def _must_stage(self, metadata: Any, unknown: Collection[str]) -> bool:
-        """`stages` with one slot. Rows without drafts are stock's: it writes one state for each."""
-        no_window = metadata.spec_sequence_masks is None
-        if no_window or metadata.num_spec_decode_tokens == metadata.num_spec_decodes:
-            if self.rings is not None and self.rings.in_use:
-                raise EngineError.at(ONE_SLOT, "stock would read states behind rings' live rows")
-            return False
-        strange = strange_call(metadata, unknown)
-        if strange or self._records is None or metadata.num_spec_decodes > self.requests:
-            reason = strange or self.unavailable or reasons.STATES_OF_TOO_MANY
-            raise EngineError.at(ONE_SLOT, f"a window cannot be staged ({reason})", reason)
-        return True
 
     def stages_whole(self, metadata: Any) -> bool:
         """True if a layer stages, and every row of the step is a window's."""
@@ -274,12 +252,7 @@ class WindowStates:
         accepted = metadata.num_accepted_tokens[:requests]
         bounds = metadata.spec_query_start_loc[: requests + 1]
         layer, control = self.layers[number], self._window.is_control
-        beside_prefill = metadata.num_prefills > 0
-        # Without the host's masks (vLLM 0.31) the commit waits for the device.
-        masks = getattr(metadata, "spec_sequence_masks_cpu", metadata.spec_sequence_masks)
-        if beside_prefill and self._windows is None and self.rings is not None:
-            self.rings.only(masks)
-        self._windows = masks if beside_prefill else None
+        self._find_windows(metadata)
         parameters = layer.layer.A_log, layer.layer.dt_bias, layer.state
         inputs = WindowInputs(mixed, a, b, *parameters, indices, accepted, bounds)
         self._run(number, inputs, out, norm, control)
@@ -289,6 +262,9 @@ class WindowStates:
             self.drop()
         self._staged.append(number)
         self._found[layer.group], self._accepted = indices, accepted
+
+    def _find_windows(self, metadata: Any) -> None:
+        """Note which of a step's rows are windows, if they are not all."""
 
     def _run(
         self,
@@ -302,7 +278,7 @@ class WindowStates:
         self._kernels.verify(
             inputs, out, self._records.layer(number),
             scale=self.layers[number].layer.head_k_dim**-0.5, norm=norm, write_states=write_states,
-            **({} if self.rings is None else {"rings": self.rings.records}),
+            **self._options,
         )  # fmt: skip
         if self.trace is not None and self._windows is None:
             self.trace.verified(number, inputs.mixed, out)
@@ -331,32 +307,9 @@ class WindowStates:
         else:
             self._reason = tables
 
-    # Cached states and the rings' live rows.
-
     def current(self, number: int, slots: Tensor, rings: Tensor | None) -> Tensor:
-        """A layer's states [slots, HV, V, K] in these slots and rings, as the next window begins
-        with them; without rings the cached ones."""
-        state = self.layers[number].state[slots]
-        if rings is None or self.rings is None or self._records is None:
-            return state
-        live = self.rings.records.cursors[rings.long(), 0]
-        return state_behind(state, self._records.layer(number), rings.long(), live)
-
-    def make_current(self, requests: int, tables: Sequence[Tensor]) -> None:
-        """Write the states of a step's requests whose rings have live rows: stock reads them next.
-
-        Args:
-            tables: by KV-cache group, [>= requests, >= 1] int32, the slot of each request.
-        """
-        assert self.rings is not None
-        cursors = self.rings.records.cursors
-        cursors[:, 1] = cursors[:, 0]
-        ones = torch.ones(requests, dtype=torch.int32, device=cursors.device)
-        groups = sorted({layer.cache_group for layer in self.layers})
-        slots = StateTables(tuple(tables[group] for group in groups), ones)
-        commit = self._commit_of(range(len(self.layers)), slots)
-        commit(ones, ones - 1, RECORD_ROWS)
-        self.rings.empty()
+        """A layer's states [slots, HV, V, K] in these slots and rings, before the next window."""
+        return self.layers[number].state[slots]
 
     # Behind the samples.
 
@@ -369,19 +322,13 @@ class WindowStates:
             num_sampled: [requests] int32, tokens that each request got.
         """
         staged, reason = self._staged, self._reason
-        if self.one_slot and len(staged) < len(self.layers):
-            problem = f"{len(staged)} of {len(self.layers)} layers staged a window"
-            raise EngineError.at(ONE_SLOT, problem, len(staged))
         if not staged:
             window = self._window
             if not (reason or self._records is None or window.is_control or window.fallback_reason):
                 reason = reasons.STATES_NOT_CALLED
             self.drop()
             return StateOutcome(0, reason)
-        tables, self.rows = self._tables or self._collected(), None
-        if self._windows is not None:
-            num_sampled = num_sampled[: len(self._windows)][self._windows]
-            self.rows = len(num_sampled)
+        tables = self._tables or self._collected()
         committed = num_sampled.clamp(min=1)
         try:
             self._commit_of(staged, tables)(tables.accepted, committed, *self._room)
@@ -397,15 +344,10 @@ class WindowStates:
         """Forget the window: its step died, or it was a capture's."""
         self._staged, self._tables, self._reason = [], None, None
         self._found, self._accepted, self._windows = {}, None, None
-        if self.rings is not None:
-            self.rings.in_use = False
 
     def abandon(self) -> None:
-        """`drop` the window of a step that died; with one slot nothing can go on after it."""
-        lost = self.one_slot and bool(self._staged)
+        """`drop` the window of a step that died."""
         self.drop()
-        if lost:
-            raise EngineError.at(ONE_SLOT, "a step died before its states were committed")
 
     def _collected(self) -> StateTables:
         """State tables of the step whose forward has run the layers."""
@@ -435,8 +377,7 @@ class WindowStates:
             layers = [layers[number] for number in staged]
             records = WindowRecords(*(part[list(staged)] for part in records))
         states, groups = [layer.state for layer in layers], [layer.group for layer in layers]
-        rings = None if self.rings is None else self.rings.records
-        return commit(states, groups, tables.indices, records, rings)
+        return commit(states, groups, tables.indices, records, self._options.get("rings"))
 
 
 def why_stock(metadata: Any, requests: int) -> str | None:

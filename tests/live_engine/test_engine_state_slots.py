@@ -452,7 +452,7 @@ def test_a_fault_is_seen(
         raw_tables(engine, monkeypatch)
     elif fault == "left to stock":
         monkeypatch.setattr(states, "stages", lambda *given: False)
-        monkeypatch.setattr(states, "one_slot", False)
+        monkeypatch.setattr(states, "commit", partial(WindowStates.commit, states))
     else:
         monkeypatch.setattr(states, "_commit_of", lambda *given: lambda *counts: None)
     answers = ask(engine, "stage", PROMPTS, greedy())

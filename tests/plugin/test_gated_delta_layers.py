@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_state_slots import OneSlot
 from test_window_states import COUNTS, LENGTH, Pieces
 from torch import Tensor
 
@@ -42,12 +43,15 @@ class Net:
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> Pieces:
+    return wrapped(Pieces(), monkeypatch)
+
+
+def wrapped(found: Pieces, monkeypatch: pytest.MonkeyPatch) -> Any:
     """States of three layers, of which the first has its methods wrapped."""
     from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as stock
 
     from nwor_bench.plugin.runner_v2 import gated_delta
 
-    found = Pieces()
     first = found.layers[0]
     net = Net(first.layer, first.state)
     object.__setattr__(first, "layer", net)
@@ -134,9 +138,11 @@ def test_every_other_step_is_stocks(pieces: Any, why: str) -> None:
     assert pieces.states.commit(COUNTS).layers == 0
 
 
-def test_with_one_state_slot_stocks_forward_runs_beside_a_prefill(pieces: Any) -> None:
+def test_with_one_state_slot_stocks_forward_runs_beside_a_prefill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Stock's forward calls the kernel that is replaced there (`test_state_slots.py`)."""
-    pieces.states.one_slot = True
+    pieces = wrapped(OneSlot(), monkeypatch)
     metadata = pieces.context.attn_metadata["net.0"]
     metadata.num_spec_decode_tokens = TOKENS
     call_core(pieces)  # no window of K/V is open

@@ -8,7 +8,6 @@ import torch
 from refusals import refused
 from test_state_slots import (
     BESIDE,
-    SWITCH,
     OneSlot,
     as_committed,
 )
@@ -18,19 +17,11 @@ from test_window_states import COUNTS, check_committed
 from v2_pieces import run_step
 
 from nwor_bench.errors import EngineError
-from nwor_bench.plugin.state_rings import RINGS, StateRings, rings_of
-from nwor_bench.plugin.states import ONE_SLOT
+from nwor_bench.plugin.one_slot_states import ONE_SLOT
+from nwor_bench.plugin.state_rings import RINGS, StateRings
 from nwor_kernels.limits import RECORD_ROWS
 
 pytestmark = pytest.mark.slow  # vLLM's recurrent layers are imported
-
-
-def test_an_engine_with_one_slot_has_rings() -> None:
-    def made(config: Any) -> StateRings | None:
-        vllm = SimpleNamespace(additional_config=config)
-        return rings_of(SimpleNamespace(vllm_config=vllm, device=torch.device("cpu")), 5, 3)
-
-    assert [made(config) is None for config in (None, {}, SWITCH)] == [True, True, False]
 
 
 def scheduled(**named: Any) -> Any:

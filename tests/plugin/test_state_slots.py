@@ -13,10 +13,10 @@ from v2_pieces import make_hook, run_step
 
 from nwor_bench.errors import EngineError
 from nwor_bench.plugin import state_slots
+from nwor_bench.plugin.one_slot_states import ONE_SLOT, OneSlotStates, window_states
 from nwor_bench.plugin.patching import PatchSet
-from nwor_bench.plugin.state_rings import StateRings
 from nwor_bench.plugin.state_slots import EqualColumns, require_one_slot, slot_patches
-from nwor_bench.plugin.states import ONE_SLOT, StateOutcome, WindowStates
+from nwor_bench.plugin.states import StateOutcome
 from nwor_bench.records.state_slots import FIELD, one_slot
 from nwor_bench.records.types import NworMode, ScvMode
 
@@ -44,6 +44,22 @@ def config_of(**changes: Any) -> Any:
 def test_the_switch_is_an_entry_of_additional_config() -> None:
     assert one_slot(SWITCH)
     assert not any(map(one_slot, ({}, None, {"other": 1}, object())))
+
+
+def runner_of(additional_config: Any) -> Any:
+    """vLLM's runner, as far as it decides how states are staged."""
+    vllm = SimpleNamespace(additional_config=additional_config)
+    device = torch.device("cpu")
+    return SimpleNamespace(vllm_config=vllm, device=device, max_num_reqs=3, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("config", [None, {}, {"other": 1}])
+def test_other_engines_have_a_slot_for_each_token(config: Any) -> None:
+    pieces = Pieces()
+    found = window_states(
+        runner_of(config), pieces.layers, pieces.window, kernels=KERNELS, length=5, requests=3
+    )
+    assert (found.one_slot, found.rings) == (False, None)
 
 
 @dataclass(frozen=True)
@@ -181,11 +197,11 @@ class OneSlot(Pieces):
 
     def __init__(self) -> None:
         super().__init__()
-        sizes: dict[str, Any] = {"length": LENGTH, "requests": 3, "dtype": torch.float32}
-        self.rings = StateRings(3, LENGTH, torch.device("cpu"))
-        self.states = WindowStates(
-            self.layers, self.window, kernels=KERNELS, rings=self.rings, **sizes
+        found = window_states(
+            runner_of(SWITCH), self.layers, self.window, kernels=KERNELS, length=LENGTH, requests=3
         )
+        assert isinstance(found, OneSlotStates)
+        self.states, self.rings = found, found.rings
         assert self.states.allocate() is None
         self.indices[:] = self.indices[..., :1].expand_as(self.indices).clone()
         self.step: dict[str, Any] = {"num_spec_decode_tokens": 2 * LENGTH}
@@ -215,6 +231,17 @@ def as_committed(pieces: OneSlot) -> list[Tensor]:
 
 BESIDE = {"num_prefills": 1, "spec_sequence_masks_cpu": torch.tensor([True, False, True])}
 """Metadata of a step whose second request is a prefill."""
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["windows alone", "beside a prefill"])
+def test_the_trace_sees_windows_that_run_alone(beside: bool) -> None:
+    """Beside a prefill the kernel's rows are not those that vLLM passed the layer."""
+    pieces, seen = OneSlot(), list[int]()
+    pieces.step |= BESIDE if beside else {}
+    pieces.states.trace = SimpleNamespace(verified=lambda number, mixed, out: seen.append(number))
+    pieces.rings.place(["a", "new", "b"] if beside else ["a", "b"])
+    pieces.verify(0, 1, 2)
+    assert seen == ([] if beside else [0, 1, 2])
 
 
 def test_rows_without_drafts_are_stocks() -> None:

@@ -16,9 +16,9 @@ from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
 from nwor_bench.instruments.contract import CONTRACT, Feature
 from nwor_bench.plugin.layers import TargetLayers, set_up
+from nwor_bench.plugin.one_slot_states import window_states
 from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.state_layers import find_states
-from nwor_bench.plugin.state_rings import rings_of
 from nwor_bench.plugin.states import StateKernels, WindowStates, reference_commit
 from nwor_bench.plugin.window import Window
 from nwor_kernels.gated_delta.reference import verify_window_reference
@@ -61,9 +61,8 @@ def set_up_states(
 
     def make() -> WindowStates:
         layers = find_states(runner, target, transposed)
-        sizes = {"length": length, "requests": runner.max_num_reqs, "dtype": runner.dtype}
-        rings = rings_of(runner, length, runner.max_num_reqs)
-        return WindowStates(layers, window, kernels=KERNELS, rings=rings, **sizes)
+        sizes = {"length": length, "requests": runner.max_num_reqs}
+        return window_states(runner, layers, window, kernels=KERNELS, **sizes)
 
     return set_up(make)
 

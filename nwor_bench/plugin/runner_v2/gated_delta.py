@@ -16,13 +16,14 @@ from vllm.forward_context import get_forward_context
 
 from nwor_bench.instruments.contract import Feature, lost
 from nwor_bench.plugin.layers import StagingUnavailable, TargetLayers, set_up
+from nwor_bench.plugin.one_slot_states import window_states
 from nwor_bench.plugin.patching import Patch, noting
 from nwor_bench.plugin.runner_v2.plan import REFERENCED_PART
 from nwor_bench.plugin.state_layers import StateLayer, find_states, shape_of, token_bytes
-from nwor_bench.plugin.state_rings import rings_of
 from nwor_bench.plugin.states import StateKernels, WindowStates
 from nwor_bench.plugin.window import Window
 from nwor_bench.records import fallback_reasons as reasons
+from nwor_bench.records.state_slots import one_slot
 from nwor_kernels.gated_delta.launch import StateCommit, refusal, verify_window_triton
 from nwor_kernels.gated_delta.records import GatedNorm
 from nwor_kernels.limits import RECORD_ROWS
@@ -56,13 +57,13 @@ def set_up_states(
         layers = find_states(runner, target, lambda states: states)
         _check(layers[0], length, runner)
         requests = runner.max_num_reqs
-        rings = rings_of(runner, length, requests)
         if memory_bytes is not None:
+            rings = one_slot(runner.vllm_config.additional_config)
             rows, part = (RECORD_ROWS, RINGS_PART) if rings else (length, REFERENCED_PART)
             one = rows * token_bytes(layers, runner.dtype)
             requests = min(requests, memory_bytes // part // one)
-        sizes = {"length": length, "requests": requests, "dtype": runner.dtype}
-        return WindowStates(layers, window, kernels=KERNELS, rings=rings, **sizes)
+        sizes = {"length": length, "requests": requests}
+        return window_states(runner, layers, window, kernels=KERNELS, **sizes)
 
     return set_up(make)
 

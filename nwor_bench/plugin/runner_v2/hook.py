@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from nwor_bench.errors import EngineError
+from nwor_bench.plugin.one_slot_states import ONE_SLOT
 from nwor_bench.plugin.patching import Patch, PatchSet
 from nwor_bench.plugin.runner_hook import RunnerHook
 from nwor_bench.plugin.runner_v2.device_validation import DeviceValidator
@@ -33,7 +34,6 @@ from nwor_bench.plugin.runner_v2.step_windows import StepWindows
 from nwor_bench.plugin.runner_v2.stock_update import CALL, StockUpdate, UpdateCall, find_update
 from nwor_bench.plugin.scheduler_output import invalid_drafts
 from nwor_bench.plugin.settings import PluginSettings
-from nwor_bench.plugin.states import ONE_SLOT
 from nwor_bench.plugin.step import START, Step
 from nwor_bench.records.fallback_reasons import BESIDE_PREFILL, BY_CHOICE, Fault, fault_of
 from nwor_bench.records.types import NworMode, ScvMode

@@ -5,8 +5,9 @@ from typing import Any
 
 from nwor_bench.engine.arms import _serve as serve
 
-SLEEP_S = 0.1
-"""Sleep before a forward, which takes 1 to 5 ms."""
+SLEEP_S = 0.25
+"""Sleep before a forward, which takes 1 to 5 ms: with other programs on both cores 0.1 was lost in
+the scatter of eight batches."""
 
 
 def slow(*args: Any) -> None:

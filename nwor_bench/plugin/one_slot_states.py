@@ -39,7 +39,6 @@ def window_states(
 class OneSlotStates(WindowStates):
     """`WindowStates` with one slot and one ring a request."""
 
-    one_slot = True
     rings: StateRings
     bytes_per_request = None  # the device decides which states a commit writes
     _writes = (False,)

@@ -2,7 +2,7 @@
 
 A commit leaves its tokens' records in the ring, and writes the state only if the next window would
 not fit: about every fifth time. So **the slot that vLLM reads next is current, or the request's
-ring has live rows**. Whoever reads a state asks `OneSlotStates.current`; before stock does,
+ring has live rows**. Every reader of a state asks `OneSlotStates.current`; before stock does,
 `OneSlotStates.make_current` writes what is missing. How many rows are live only the device knows.
 """
 

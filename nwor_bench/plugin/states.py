@@ -96,7 +96,6 @@ class WindowStates:
         dtype: of the convolution's output.
     """
 
-    one_slot = False
     rings: StateRings | None = None
     rows: int | None = None
     """Requests of the last commit, if they were not all of the step's."""

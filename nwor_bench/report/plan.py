@@ -13,7 +13,6 @@ from nwor_bench.models.byte_model import (
     requests_that_fit,
 )
 from nwor_bench.models.measured import MeasuredRow, nearest_rows
-from nwor_bench.models.recurrent import STAGED_KINDS
 from nwor_bench.models.support.predict import MethodSupport, Support
 from nwor_bench.report.document import Block, Bullets, Document, Headline, Section, Table, table
 from nwor_bench.report.plan_bytes import BytePrediction, bytes_notes, bytes_sections, bytes_values
@@ -130,7 +129,7 @@ def _measured(rows: Sequence[MeasuredRow]) -> Table:
 
 def _gpu_values(plan: ModelPlan, predicted: BytePrediction) -> Iterator[dict[str, Any]]:
     """How the model fits GPUs of each kind; None if MAX_GPUS of them do not hold it."""
-    model, has_one_slot = predicted.model, _has_one_slot(predicted)
+    model, has_one_slot = predicted.model, _has_one_slot(plan, predicted)
     for card in plan.cards:
         memory = card.memory_bytes
         gpus = gpus_needed(memory, model, plan.load)
@@ -148,9 +147,9 @@ def _gpu_values(plan: ModelPlan, predicted: BytePrediction) -> Iterator[dict[str
         }
 
 
-def _has_one_slot(predicted: BytePrediction) -> bool:
-    states = predicted.model.shape.state
-    return states is not None and states.kind in STAGED_KINDS
+def _has_one_slot(plan: ModelPlan, predicted: BytePrediction) -> bool:
+    states = predicted.model.shape.recurrent
+    return states is not None and states.ring_bytes(plan.load.draft_tokens) > 0
 
 
 def _gpus(plan: ModelPlan, predicted: BytePrediction) -> Table:
@@ -162,7 +161,7 @@ def _gpus(plan: ModelPlan, predicted: BytePrediction) -> Table:
     ]  # fmt: skip
     headers = ["GPU", "memory", "bandwidth", "GPUs needed", "requests that fit", "with one slot",
                "step, at least (ms)"]  # fmt: skip
-    if not _has_one_slot(predicted):
+    if not _has_one_slot(plan, predicted):
         for row in (headers, *rows):
             del row[-2]
     return table(

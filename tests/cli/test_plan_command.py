@@ -275,3 +275,13 @@ def test_a_checkpoint_with_an_fp8_cache_is_one_without_a_flag(plan: Run, tmp_pat
     assert "cache_dtype" not in plan(*on_cpu, "-q", "--cache-dtype", "bfloat16")[1]
     assert "8-bit (quantised), cache in fp8" in flat(plan("config.json")[1])
     assert "cache in bfloat16" in flat(plan("config.json", "--cache-dtype", "bfloat16")[1])
+
+
+def test_one_slot_is_not_built_for_longer_windows_than_a_ring(plan: Run) -> None:
+    for drafts, fits in (("15", True), ("16", False)):
+        hybrid = (str(CONFIGS / "Qwen3.5-27B.json"), "--draft-tokens", drafts, "--requests", "2")
+        gpus = json.loads(plan(*hybrid, "--json")[1])["gpus"]
+        assert {gpu["requests_with_one_slot"] is not None for gpu in gpus} == {fits}
+        text = flat(plan(*hybrid, "-v")[1])
+        assert ("with one" in text) == fits
+        assert ("One slot is not built for windows of 17 tokens." in text) != fits

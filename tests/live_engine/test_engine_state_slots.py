@@ -72,7 +72,7 @@ have no drafts."""
 
 
 def drop_drafts(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every third step the scheduler has no drafts for one request, in turns."""
+    """In every third step the scheduler has no drafts for one request, another each time."""
     scheduler: Any = engine._llm.llm_engine.engine_core.engine_core.scheduler
     schedule, steps = scheduler.schedule, count()
 

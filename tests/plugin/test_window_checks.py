@@ -136,7 +136,7 @@ def test_a_hybrids_timed_graph_is_compared_and_leaves_one_windows_states(
         assert torch.equal(cache, once)
 
 
-def test_a_checked_window_tells_what_its_graphs_gave_and_what_copies_need() -> None:
+def test_a_checked_window_reports_what_its_graphs_gave_and_what_copies_need() -> None:
     checks = checks_of([])
     checks._checks.ended = lambda *_: True
     checks._checks.windows = [{"path": "full graph"}]

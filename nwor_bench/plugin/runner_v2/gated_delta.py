@@ -103,7 +103,7 @@ def state_patches(states: WindowStates) -> list[Patch]:
     """The patches of all layers; not yet applied."""
     nets = [StagedDeltaNet(number, states) for number in range(len(states.layers))]
     patches = [patch for net in nets for patch in net.patches()]
-    return [*patches, _kernel_patch(states)] if states.one_slot else patches
+    return [*patches, _kernel_patch(states)] if states.rings else patches
 
 
 def _kernel_patch(states: WindowStates) -> Patch:

@@ -123,13 +123,16 @@ def test_the_readmes_servers_and_compiled_window_are_those_of_the_studies() -> N
     assert f"{servers['server_64']} and {servers['server_256']} of stock's tokens/s" in readme
     assert f"gives {servers['server_rings']} of stock's tokens/s with 32 in flight" in readme
     states = tables.values(STUDIES / "states" / "README.md")
-    assert f"a batch of 32 takes {states['rings_stock']} of stock's time" in readme
+    rings = f"{states['rings_stock']} of stock's time at 32 requests and {states['stock_80']} at 80"
+    assert f"a window takes {rings}" in readme
     results = words_of("docs/results-h200.md")
-    assert f"a batch of 32 in fp8 takes {states['rings_stock']} of stock's time" in results
-    rings = words_of("docs/states.md")
-    assert f"(fp8, H200, 32 requests) {states['rings_stock']} times as long as stock's" in rings
-    moved = f"moves {states['ring_moved']} GB of states a step there, `plan` says "
-    assert f"{moved}{states['ring_moved_said']}." in rings
+    assert f"a window in fp8 takes {rings}" in results
+    page = words_of("docs/states.md")
+    longer = rings.replace("of stock's time", "times as long as stock's")
+    assert f"(fp8, H200) {longer}" in page
+    moved = f"moves {states['ring_moved']} GB of states a step at 32, `plan` says "
+    assert f"{moved}{states['ring_moved_said']}." in page
+    assert f"gave {servers['server_rings']} times stock's tokens/s, with rings" in page
 
 
 def test_the_readmes_speculation_is_the_studys() -> None:

@@ -110,13 +110,15 @@ SELECT own.*, own.tokens_per_s / stock.tokens_per_s AS speed, own.tpot_ms / stoc
 FROM in_flight AS own JOIN in_flight AS stock USING (pair, run, requests, block) WHERE stock.mode = 'stock';
 
 -- view servers
-SELECT pair, requests, mode, fmt('{:.3f} [{:.3f}, {:.3f}]', median(speed), median_low(speed), median_high(speed)) AS said,
+SELECT pair, requests, mode, run, fmt('{:.3f} [{:.3f}, {:.3f}]', median(speed), median_low(speed), median_high(speed)) AS said,
   fmt('{:.0f}', median(1e3 * s / windows)) AS window, fmt('{:.0f}', 100.0 * sum(beside_prefill) / sum(windows)) AS direct
-FROM in_flight_pairs WHERE mode = 'stage' OR mode = 'rings' GROUP BY pair, requests, mode;
+FROM in_flight_pairs WHERE mode = 'stage' OR mode = 'rings' GROUP BY pair, requests, mode, run;
 
 -- values
-SELECT max(CASE WHEN pair = 'qwen3.5-27b-shape' AND mode = 'stage' THEN said END) AS server_27b, max(CASE mode WHEN 'rings' THEN said END) AS server_rings,
-  max(CASE mode WHEN 'rings' THEN window END) AS window_rings, max(CASE mode WHEN 'rings' THEN direct END) AS direct_rings,
+SELECT max(CASE WHEN pair = 'qwen3.5-27b-shape' AND mode = 'stage' THEN said END) AS server_27b, max(CASE WHEN mode = 'rings' AND run = 1 THEN said END) AS server_few,
+  max(CASE WHEN mode = 'rings' AND run = 3 THEN said END) AS server_eager, max(CASE WHEN mode = 'rings' AND run = 4 THEN said END) AS server_rings,
+  max(CASE WHEN mode = 'rings' AND run = 3 THEN window END) AS window_eager, max(CASE WHEN mode = 'rings' AND run = 4 THEN window END) AS window_rings,
+  max(CASE WHEN mode = 'rings' AND run = 3 THEN direct END) AS direct_eager, max(CASE WHEN mode = 'rings' AND run = 4 THEN direct END) AS direct_rings,
   max(CASE pair WHEN 'llama-3b-shape' THEN said END) AS server_3b, max(CASE pair WHEN 'qwen3.5-quarter-shape' THEN said END) AS server_hybrid,
   max(CASE pair WHEN 'llama-3b-shape' THEN window END) AS window_3b,
   max(CASE WHEN pair = 'llama-8b-shape' AND requests = 64 THEN said END) AS server_64, max(CASE WHEN pair = 'llama-8b-shape' AND requests = 256 THEN said END) AS server_256,
@@ -124,8 +126,19 @@ SELECT max(CASE WHEN pair = 'qwen3.5-27b-shape' AND mode = 'stage' THEN said END
   max(CASE WHEN pair = 'llama-8b-shape' AND requests = 64 THEN window END) AS window_64, max(CASE WHEN pair = 'llama-8b-shape' AND requests = 256 THEN window END) AS window_256
 FROM servers;
 
+-- view sums
+SELECT run, sum(alone * alone) AS aa, sum(alone * beside_prefill) AS ab, sum(beside_prefill * beside_prefill) AS bb, sum(alone * s) AS sa, sum(beside_prefill * s) AS sb
+FROM (SELECT *, windows - beside_prefill AS alone FROM in_flight WHERE mode = 'rings') GROUP BY run;
+
+-- view least_squares
+SELECT run, 1e3 * (sa * bb - sb * ab) / (aa * bb - ab * ab) AS alone, 1e3 * (sb * aa - sa * ab) / (aa * bb - ab * ab) AS beside FROM sums;
+
+-- values
+SELECT fmt('{:.0f}', max(CASE run WHEN 3 THEN alone END)) AS alone_eager, fmt('{:.0f}', max(CASE run WHEN 4 THEN alone END)) AS alone_compiled,
+  fmt('{:.0f}', max(CASE run WHEN 3 THEN beside END)) AS beside_eager, fmt('{:.0f}', max(CASE run WHEN 4 THEN beside END)) AS beside_compiled FROM least_squares;
+
 -- table always_in_flight
-SELECT replace(pair, '-shape', '') AS model, requests AS "in flight", mode, count(*) AS blocks,
+SELECT replace(pair, '-shape', '') AS model, compiled, requests AS "in flight", mode, count(*) AS blocks,
   fmt('{:,.0f}', median(tokens_per_s)) AS "tokens/s",
   CASE WHEN mode <> 'stock' THEN fmt('{:.3f} [{:.3f}, {:.3f}]', median(speed), median_low(speed), median_high(speed)) END AS "over stock",
   fmt('{:.2f}', median(tpot_ms)) AS "TPOT, ms",

@@ -127,9 +127,9 @@ SELECT states, requests || 'x' || drafts AS window, fmt('{:.1f}', verify_us) AS 
 FROM own_rings ORDER BY states DESC, drafts, requests;
 
 -- view beside
-SELECT run, pair, requests, gpu, rings.weights, base.engine AS base, count(*) AS rounds, median(rings.s / base.s) AS middle,
-  fmt('{:.3f} [{:.3f}, {:.3f}]', median(rings.s / base.s), median_low(rings.s / base.s), median_high(rings.s / base.s)) AS rings,
-  fmt('{:.3f} [{:.3f}, {:.3f}]', median(again.s / base.s), median_low(again.s / base.s), median_high(again.s / base.s)) AS again,
+SELECT run, pair, requests, gpu, rings.weights, base.engine AS base, count(*) AS rounds, median(rings.s / rings.drafts / base.s * base.drafts) AS middle,
+  fmt('{:.3f} [{:.3f}, {:.3f}]', median(rings.s / rings.drafts * base.drafts / base.s), median_low(rings.s / rings.drafts * base.drafts / base.s), median_high(rings.s / rings.drafts * base.drafts / base.s)) AS rings,
+  fmt('{:.3f} [{:.3f}, {:.3f}]', median(again.s / again.drafts * base.drafts / base.s), median_low(again.s / again.drafts * base.drafts / base.s), median_high(again.s / again.drafts * base.drafts / base.s)) AS again,
   fmt('{:.0f} to {:.0f}', min(1e3 * requests * rings.s / rings.drafts), max(1e3 * requests * rings.s / rings.drafts)) AS spread,
   median(1e3 * requests * base.s / base.drafts) AS base_ms, median(1e3 * requests * rings.s / rings.drafts) AS rings_ms
 FROM engines AS rings JOIN engines AS base USING (run, pair, requests, gpu, round) JOIN engines AS again USING (run, pair, requests, gpu, round)
@@ -137,8 +137,10 @@ WHERE rings.engine = 'rings' AND again.engine = base.engine || ' again' GROUP BY
 
 -- values
 SELECT max(CASE WHEN pair LIKE '%quarter%' THEN rings END) AS engine_rings, max(CASE WHEN pair LIKE '%quarter%' THEN spread END) AS engine_window,
-  max(CASE WHEN base = 'slot' AND pair LIKE '%27b%' AND requests = 32 THEN rings END) AS rings_32, max(CASE WHEN requests = 80 THEN rings END) AS rings_80,
-  max(CASE WHEN base = 'stock' AND rounds > 3 THEN rings END) AS rings_stock, max(CASE WHEN base = 'stock' AND rounds > 3 THEN again END) AS stock_again,
+  max(CASE WHEN base = 'slot' AND pair LIKE '%27b%' AND requests = 32 THEN rings END) AS rings_32, max(CASE WHEN base = 'slot' AND requests = 80 THEN rings END) AS rings_80,
+  max(CASE WHEN base = 'stock' AND requests = 32 AND rounds > 3 THEN rings END) AS rings_stock, max(CASE WHEN base = 'stock' AND requests = 32 AND rounds > 3 THEN again END) AS stock_again,
+  max(CASE WHEN base = 'stock' AND requests = 1 THEN rings END) AS stock_1, max(CASE WHEN base = 'stock' AND requests = 8 THEN rings END) AS stock_8,
+  max(CASE WHEN base = 'stock' AND requests = 64 THEN rings END) AS stock_64, max(CASE WHEN base = 'stock' AND requests = 80 THEN rings END) AS stock_80,
   fmt('{:.3f}', max(CASE WHEN base = 'stock' AND rounds = 3 THEN middle END)) AS rings_first FROM beside;
 
 -- table engines_beside

@@ -127,6 +127,7 @@ def test_the_readmes_servers_and_compiled_window_are_those_of_the_studies() -> N
     assert f"a window takes {rings}" in readme
     results = words_of("docs/results-h200.md")
     assert f"a window in fp8 takes {rings}" in results
+    assert f"gives {servers['server_rings']} times stock's tokens/s" in results
     page = words_of("docs/states.md")
     longer = rings.replace("of stock's time", "times as long as stock's")
     assert f"(fp8, H200) {longer}" in page

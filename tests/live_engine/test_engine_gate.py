@@ -89,6 +89,7 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
     check_kv_gate(tmp_path / "run", run)
 
 
+@pytest.mark.long
 def test_a_cache_that_cannot_be_staged_is_no_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -244,6 +244,7 @@ def test_a_count_that_changes_a_token_is_invalid(tmp_path: Path, plant: Any) -> 
     assert broken[["ratio", "time_ratio", "tokens", "window_ms"]].isna().all(axis=None)
 
 
+@pytest.mark.long
 def test_the_gate_of_staged_counts_finds_a_lost_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

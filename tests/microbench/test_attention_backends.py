@@ -81,6 +81,7 @@ def test_our_staged_attention() -> None:
     check(STAGED, step_of())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_triton_backends_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]

@@ -50,6 +50,7 @@ def test_a_failed_device_is_one_error_and_nothing_is_freed(draft_counts: object)
     assert not Vllm.freed
 
 
+@pytest.mark.slow
 def test_a_device_that_fails_in_the_gate_is_the_same_error_for_every_call_after_it() -> None:
     """Prefills and workers' methods fail as batches do; what is undone then hides nothing."""
     engine = VllmEngine.__new__(VllmEngine)

@@ -89,6 +89,7 @@ def test_predictions_are_the_same() -> None:
     check(of_predictions(), "predicted")
 
 
+@pytest.mark.slow
 def test_command_lines_are_refused_with_the_same_words() -> None:
     check(of_refusals(), "refusals")
 

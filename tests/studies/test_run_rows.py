@@ -4,16 +4,27 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from nwor_bench.analysis.analyse import analyse
+from nwor_bench.records.store import read_run
 from nwor_bench.records.types import Phase
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KEPT = CHECKOUT / "sweeps" / "results" / "kept" / "llama-3b-shape-ctx-1k"
+
+
+read_once = cache(read_run)
+
+
+@cache
+def kept_analysis() -> object:
+    return analyse(read_once(KEPT))
 
 
 @pytest.fixture
@@ -22,8 +33,16 @@ def run_rows(study: Callable[[str, str], ModuleType]) -> ModuleType:
     return study("", "run_rows")
 
 
-def test_a_row_a_cell_with_the_figures_that_the_run_stored(run_rows: ModuleType) -> None:
-    rows = run_rows.rows_of(run_rows.STUDIES["runs"], KEPT, KEPT.name)
+@pytest.fixture
+def kept_rows(run_rows: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, which reads the kept run once for all tests."""
+    monkeypatch.setattr(run_rows, "read_run", read_once)
+    monkeypatch.setattr(run_rows, "analyse", lambda _: kept_analysis())
+    return run_rows
+
+
+def test_a_row_a_cell_with_the_figures_that_the_run_stored(kept_rows: ModuleType) -> None:
+    rows = kept_rows.rows_of(kept_rows.STUDIES["runs"], KEPT, KEPT.name)
     cells = json.loads((KEPT / "run.json").read_text())["cells"]
     fields = {
         "n": "batches", "verdict": "verdict", "ratio": "ratio_to_off",
@@ -57,11 +76,11 @@ FACTS: list[tuple[str, dict[str, object]]] = [
 
 @pytest.mark.parametrize(("name", "facts"), FACTS)
 def test_rows_have_the_columns_of_the_studys_csv(
-    run_rows: ModuleType, name: str, facts: dict[str, object]
+    kept_rows: ModuleType, name: str, facts: dict[str, object]
 ) -> None:
-    study = run_rows.STUDIES[name]
-    rows = run_rows.rows_of(study, KEPT, "a run", host=1)
-    known = pd.read_csv(run_rows.SWEEPS / study.file, nrows=0).columns
+    study = kept_rows.STUDIES[name]
+    rows = kept_rows.rows_of(study, KEPT, "a run", host=1)
+    known = pd.read_csv(kept_rows.SWEEPS / study.file, nrows=0).columns
     assert all(list(row) == list(known) for row in rows)
     assert set(study.setting.split()) <= set(known)
     assert (len(rows) == 1) is (name == "mtp")
@@ -126,6 +145,7 @@ def test_rows_of_the_same_setting_are_replaced_and_others_stay_as_written(
     )
 
 
+@pytest.mark.slow
 def test_runs_below_a_folder_are_named_by_their_path(
     run_rows: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

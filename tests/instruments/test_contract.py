@@ -60,6 +60,7 @@ def test_a_wheel_is_read_as_a_folder_is(tmp_path: Path) -> None:
     [
         ("post_update", "joined update     no (post_update is gone)", 0),
         ("InputBuffers", "staging           no (InputBuffers is gone)", 1),
+        ("InputBuffers", "one state slot    no\n", 1),
     ],
 )
 def test_a_version_without_staging_fails_a_job(

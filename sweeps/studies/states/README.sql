@@ -126,19 +126,21 @@ SELECT states, requests || 'x' || drafts AS window, fmt('{:.1f}', verify_us) AS 
   fmt('{:.2f}', (ring_verify_5_live_us + ring_commit_20_full_us) / (verify_us + commit_us)) AS ratio
 FROM own_rings ORDER BY states DESC, drafts, requests;
 
+-- view engine_windows
+SELECT *, 1e3 * requests * s / drafts AS ms FROM engines;
+
 -- view beside
-SELECT run, pair, requests, gpu, rings.weights, base.engine AS base, count(*) AS rounds, median(rings.s / rings.drafts / base.s * base.drafts) AS middle,
-  fmt('{:.3f} [{:.3f}, {:.3f}]', median(rings.s / rings.drafts * base.drafts / base.s), median_low(rings.s / rings.drafts * base.drafts / base.s), median_high(rings.s / rings.drafts * base.drafts / base.s)) AS rings,
-  fmt('{:.3f} [{:.3f}, {:.3f}]', median(again.s / again.drafts * base.drafts / base.s), median_low(again.s / again.drafts * base.drafts / base.s), median_high(again.s / again.drafts * base.drafts / base.s)) AS again,
-  fmt('{:.0f} to {:.0f}', min(1e3 * requests * rings.s / rings.drafts), max(1e3 * requests * rings.s / rings.drafts)) AS spread,
-  median(1e3 * requests * base.s / base.drafts) AS base_ms, median(1e3 * requests * rings.s / rings.drafts) AS rings_ms
-FROM engines AS rings JOIN engines AS base USING (run, pair, requests, gpu, round) JOIN engines AS again USING (run, pair, requests, gpu, round)
+SELECT run, pair, requests, gpu, rings.weights, base.engine AS base, count(*) AS rounds, median(rings.ms / base.ms) AS middle, median(again.ms / base.ms) AS noise,
+  fmt('{:.3f} [{:.3f}, {:.3f}]', median(rings.ms / base.ms), median_low(rings.ms / base.ms), median_high(rings.ms / base.ms)) AS rings,
+  fmt('{:.3f} [{:.3f}, {:.3f}]', median(again.ms / base.ms), median_low(again.ms / base.ms), median_high(again.ms / base.ms)) AS again,
+  fmt('{:.0f} to {:.0f}', min(rings.ms), max(rings.ms)) AS spread, median(base.ms) AS base_ms, median(rings.ms) AS rings_ms
+FROM engine_windows AS rings JOIN engine_windows AS base USING (run, pair, requests, gpu, round) JOIN engine_windows AS again USING (run, pair, requests, gpu, round)
 WHERE rings.engine = 'rings' AND again.engine = base.engine || ' again' GROUP BY run, pair, requests, base.engine;
 
 -- values
 SELECT max(CASE WHEN pair LIKE '%quarter%' THEN rings END) AS engine_rings, max(CASE WHEN pair LIKE '%quarter%' THEN spread END) AS engine_window,
   max(CASE WHEN base = 'slot' AND pair LIKE '%27b%' AND requests = 32 THEN rings END) AS rings_32, max(CASE WHEN base = 'slot' AND requests = 80 THEN rings END) AS rings_80,
-  max(CASE WHEN base = 'stock' AND requests = 32 AND rounds > 3 THEN rings END) AS rings_stock, max(CASE WHEN base = 'stock' AND requests = 32 AND rounds > 3 THEN again END) AS stock_again,
+  max(CASE WHEN base = 'stock' AND requests = 32 AND rounds > 3 THEN rings END) AS rings_stock, fmt('{:.1f}', 100 * max(CASE WHEN base = 'stock' AND rounds > 3 THEN abs(noise - 1) END)) AS stock_again,
   max(CASE WHEN base = 'stock' AND requests = 1 THEN rings END) AS stock_1, max(CASE WHEN base = 'stock' AND requests = 8 THEN rings END) AS stock_8,
   max(CASE WHEN base = 'stock' AND requests = 64 THEN rings END) AS stock_64, max(CASE WHEN base = 'stock' AND requests = 80 THEN rings END) AS stock_80,
   fmt('{:.3f}', max(CASE WHEN base = 'stock' AND rounds = 3 THEN middle END)) AS rings_first FROM beside;

@@ -230,10 +230,9 @@ def main() -> None:
 
     def ask(name: str, batch: Batch) -> dict[str, Any]:
         """A row: what one engine says of a batch."""
-        pipe, row = pipes[name.split()[0]], batch._asdict()
+        pipe = pipes[name.split()[0]]
         pipe.send(batch)
-        del row["measure"]
-        return {"engine": name} | row | pipe.recv()
+        return {"round": batch.round, "engine": name, "requests": batch.requests, **pipe.recv()}
 
     for name, size in product(ENGINES, arguments.requests):
         ask(name, Batch(warm_up, -1, size))
